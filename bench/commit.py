@@ -44,7 +44,7 @@ def encoded(value: bytes) -> str:
 def open_tables(name: str | None = None) -> tuple[StreamTables, Committer]:
     spec = find_stream(Path(__file__).parent.parent / "include" / "streams", "flights")
     catalog = load_catalog(name)
-    tables = StreamTables.of(
+    tables = StreamTables.open(
         spec.name,
         {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)},
         clock_ms=lambda: time.time_ns() // 1_000_000,

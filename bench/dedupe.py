@@ -29,7 +29,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.commit.merging import MergeWriter, Merging
+from frazil.commit.merging import MergeConfig, MergeWriter
 from frazil.commit.mode import DEDUPLICATES, REPEATED
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.target import target_table
@@ -78,7 +78,7 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
 
     def dedupe() -> None:
         files = tuple(dataclasses.replace(file, content="candidates") for file in batch)
-        merging = Merging(lambda _: RULES, mode=DEDUPLICATES)
+        merging = MergeConfig(lambda _: RULES, mode=DEDUPLICATES)
         prepared = MergeWriter("s", files, merging).prepare(table, summary={}, now_ms=_now())
         assert prepared.snapshot.summary is not None
         reported.update(prepared.snapshot.summary.additional_properties)

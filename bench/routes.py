@@ -27,7 +27,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merging import merging_of
+from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest import opened
 from frazil.ingest import stage as staging
@@ -135,12 +135,12 @@ class Bench:
         catalog = load_catalog(None)
         targets = {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)}
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # noqa: E731
-        self.tables = StreamTables.of(spec.name, targets, clock_ms=clock_ms, merging=merging_of(spec))
+        self.tables = StreamTables.open(spec.name, targets, clock_ms=clock_ms, merging=merge_config(spec))
         self.committer = Committer.take_over(
             self.tables,
             source=SOURCE,
             initial=lambda: {("shop", 0): 0},
-            following=partial(Followers.of, self.tables, make=partial(made_to_follow, spec, self.tables)),
+            following=partial(Followers.load, self.tables, make=partial(made_to_follow, spec, self.tables)),
         )
         self.marker = self._marker()
         self.route = StreamRoute.begin(spec, self.tables, self.marker, self.committer.followers, lambda _: None)

@@ -26,7 +26,7 @@ from frazil.commit.swap import Change, RetryPolicy, TableCommit, TableHandle, co
 from frazil.ingest.contract import StagedFile
 from frazil.spec.iceberg import schema
 from frazil.spec.load import find_stream
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables
 from frazil.table.catalogs import load_catalog
 
@@ -83,7 +83,7 @@ def timed(tables: Sequence[TableHandle], number: int, at_once: CommitTables | No
 
 def measure(commits: int) -> None:
     catalog = load_catalog(None)
-    at_once = commit_tables_of(catalog)
+    at_once = find_commit_tables(catalog)
     ways = {
         "one table": (made(catalog, "one", 1), None),
         "five at once": (made(catalog, "at_once", TABLES), at_once),

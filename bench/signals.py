@@ -21,7 +21,7 @@ from pyiceberg.catalog import Catalog
 from frazil.commit.marker import read_marker
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import assess, signal
+from frazil.signals.completion import assess, signal_windows
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals, newest_signals
 from frazil.spec.load import load_stream
@@ -62,7 +62,7 @@ def main() -> None:
         found = timed("a look, one window complete", lambda: assess(catalog, specs))
         assert found is not None
         assert len(found.decision.complete) == 1
-        reported = timed("counting and signalling it", lambda: signal(catalog, found, clock_ms=NOW_MS))
+        reported = timed("counting and signalling it", lambda: signal_windows(catalog, found, clock_ms=NOW_MS))
         assert len(reported) == 1
         timed(
             "what Airflow lacks (1 signal)",

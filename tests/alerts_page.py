@@ -17,7 +17,8 @@ from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, Reading, rea
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.rules import RULES, Hold
 from frazil.maintenance.stream_rules import (
-    FEWEST_RECORDS,
+    FEWEST_BAD,
+    LARGE_PERCENTAGE,
     LateWindow,
     audit_reading,
     held_reading,
@@ -29,7 +30,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.maintenance import STALE_INTERVALS, Alerts, Maintenance
 from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
-from frazil.status.flow import Flow, Landed
+from frazil.status.flow import FEWEST_RECORDS, Flow, Landed
 from frazil.status.state import StreamState, WriterProcess
 
 NOW_MS = 2_000_000_000_000
@@ -55,10 +56,13 @@ An alert fires when every measurement within the hold time (`hold`) was beyond t
 _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
-- `writer` fires at once if the supervisor gave up.
+- `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
+  [restarted](exit-codes.md).
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
-- `dead-letters` and `stale-changes` need {records} records within the hour. `aggregation` uses its own `within`.
+- `dead-letters` and `stale-changes` measure the last hour. An hour with fewer than {records} records is extended until
+  it has them, up to a day. Of fewer records in a day, at least {bad} and over {large} % must be bad.
+- `aggregation` uses its own `within`.
 - `FRAZIL_RUNBOOK` names another runbook, as an address or a path, for events, notifiers and the page.
 """
 
@@ -76,7 +80,8 @@ def render() -> str:
     for rule in [*RULES, RATE]:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
-    notes = _NOTES.format(intervals=STALE_INTERVALS, files=FEWEST_FILES, records=FEWEST_RECORDS)
+    few = {"records": FEWEST_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
+    notes = _NOTES.format(intervals=STALE_INTERVALS, files=FEWEST_FILES, **few)
     return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
 
 
@@ -104,7 +109,7 @@ def _beyond() -> Iterator[Reading]:
     yield from (one for one in _of_stream() if one.is_beyond)
     late = LateWindow("2033-05-18T00", NOW_MS - 3 * HOUR_MS, "the watermark of rides is 2033-05-17T23:41:07Z: rides-3")
     yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
-    note = "expect_column_values_to_be_between fare: not so in 3 rows"
+    note = "expect_column_values_to_be_between fare: failed in 3 rows"
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
     yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
@@ -140,7 +145,7 @@ def _of_stream() -> Iterator[Reading]:
         registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),
         waiting_batches=4,
-        flow=Flow(None, (), 0, hour=Landed(1_000, 51, 300, reasons), recent=Landed(500, reasons=reasons)),
+        flow=Flow(None, (), 0, measured=Landed(1_000, 51, 300, reasons), recent=Landed(500, reasons=reasons)),
     )
     yield from stream_readings(broken, _with_rate(), now_ms=NOW_MS)
 

@@ -19,7 +19,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import Merging, in_process
+from frazil.commit.merging import MergeConfig, run_in_process
 from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.reasons import Reasons
 from frazil.commit.reset import before_reset
@@ -78,10 +78,10 @@ class MadeStream:
         catalog = load_catalog(self.spec.table.catalog)
         main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
         targets: dict[Target, Table] = {"main": main, "dead-letters": dead_letters}
-        align = Alignment.of(self.spec)
+        align = Alignment.from_spec(self.spec)
         merges = self.spec.mode == "upsert"
-        merging = Merging(partial(merge_rules, self.spec), in_process, lambda: 1) if merges else None
-        return StreamTables.of(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align, merging=merging)
+        merging = MergeConfig(partial(merge_rules, self.spec), run_in_process, lambda: 1) if merges else None
+        return StreamTables.open(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align, merging=merging)
 
     @property
     def source(self) -> SourceIdentity:

@@ -38,7 +38,7 @@ from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import PastOutcome, remember
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import Assessment, Gate, assess, release, signal
+from frazil.signals.completion import Assessment, GateOutcome, assess, release_window, signal_windows
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -204,18 +204,18 @@ class MadeHistory:
         """Signal what is complete. `held`: windows by how many hours before now, and what their gate found."""
         at_us = self.at_ms * 1000
 
-        def gates(seen: Assessment, windows: Sequence[Window]) -> dict[Window, Gate]:
+        def gates(seen: Assessment, windows: Sequence[Window]) -> dict[Window, GateOutcome]:
             found = {seen.grain.floor(at_us) - hours * seen.grain.us: note for hours, note in (held or {}).items()}
-            return {w: Gate(w.start_us not in found, found.get(w.start_us)) for w in windows}
+            return {w: GateOutcome(w.start_us not in found, found.get(w.start_us)) for w in windows}
 
         catalog = load_catalog(None)
         seen = assess(catalog, [self.spec])
         assert seen is not None
-        signal(catalog, seen, clock_ms=self.at_ms, gates=gates)
+        signal_windows(catalog, seen, clock_ms=self.at_ms, gates=gates)
 
     def released(self, hours: int, note: str) -> None:
         start_us = Grain.HOUR.floor(self.at_ms * 1000) - hours * Grain.HOUR.us
-        release(load_catalog(None), self.spec, Window(start_us, Grain.HOUR), note=note, clock_ms=self.at_ms)
+        release_window(load_catalog(None), self.spec, Window(start_us, Grain.HOUR), note=note, clock_ms=self.at_ms)
 
     def compacted(self) -> None:
         """All files become one for each partition of the table, as `rewrite_data_files` leaves them: same rows."""

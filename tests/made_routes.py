@@ -52,7 +52,7 @@ class MadeRoute(MadeStream):
         """Take the stream over."""
         committer = super().begin()
         make = partial(made_to_follow, self.spec, self.tables)
-        self.followers = committer.followers = Followers.of(self.tables, self.home(), make)
+        self.followers = committer.followers = Followers.load(self.tables, self.home(), make)
         return committer
 
     def begin_route(self, *values: str) -> RoutedTables:

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from frazil import clock
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.metadata_reuse import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
@@ -98,7 +98,7 @@ class Troubled:
     """Commits of which some are not answered, some land late, and some end the process with SIGKILL."""
 
     def __init__(self, catalog: SqlCatalog, chance: random.Random) -> None:
-        self.inner, self.chance = commit_tables_of(catalog), chance
+        self.inner, self.chance = find_commit_tables(catalog), chance
         self.late: list[Callable[[], object]] = []
         self.dies_at: int | None = None
         event.listen(catalog.engine, "before_cursor_execute", lambda *_: self._step())

@@ -15,7 +15,7 @@ FrazilError                  exit  restart?
 ├── CommitRefused             19   no   the catalog refuses a request, and waiting does not help
 ├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
-│   └── TableLost             25   yes  the catalog answers, but does not have a table whose files exist
+│   └── TableLost             25   yes  the catalog does not have the stream's own table, or has another one of its name
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
 │   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time

@@ -45,7 +45,7 @@ class RecordsSkipped:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch was committed. An empty commit has neither records nor dead letters."""
+    """A batch was committed. An empty commit has neither records nor dead letters, and drops none."""
 
     key: BatchKey
     marker: Marker
@@ -59,8 +59,8 @@ class BatchCommitted:
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Number of records by the effect that the merge gave them, with the names of `frazil.commit.history.CHANGES`;
-    empty without a merge.
+    """Number of records by the effect that the merge gave them, with the names of
+    `frazil.commit.history.RECORD_OUTCOMES`; without a merge, only the records that a transform dropped.
     """
 
 
@@ -144,20 +144,24 @@ class StallEnded:
 class NoticeGiven:
     """Operators should know something about a writer that otherwise runs well, such as a fallback to slower code.
 
-    Emitted once; it stays true until the process ends.
+    Emitted once, unless it replaces an earlier one; it stays true until the process ends.
     """
 
     sentence: str
     """What is the case, why, and what to do to change it. Begins with a lower-case letter."""
+    replaces: str = ""
+    """An earlier sentence that this one replaces, such as one with a lower count. Only heartbeats show the new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableEvolved:
-    """The table's schema was changed in one commit, because records of a batch needed it."""
+    """A table's schema was changed in one commit, because records of a batch needed it."""
 
     key: BatchKey
     changes: tuple[str, ...]
     """Sentences such as `added column gate string`."""
+    table: str = "the table"
+    """The table in a sentence; a table of a route is named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ EXTRAS = {
     "boto3": "s3",
     "botocore": "s3",
     "cryptography": "sensitive",
-    "duckdb": "dev",
+    "duckdb": "transform",
     "gcsfs": "gcs",
     "great_expectations": "quality",
     "httpx": "dev",

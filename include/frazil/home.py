@@ -14,7 +14,11 @@ JVM jars are in the user's cache folder instead, so that checkouts share them: s
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+
+MIN_FREE_BYTES = 2**16
+"""Free bytes below which a disk counts as full: a log or a record of a run folder may no longer fit."""
 
 
 def home() -> Path:
@@ -30,6 +34,16 @@ def dev_airflow() -> Path:
 def run_folder(name: str) -> Path:
     """Return this machine's run folder of a stream, or of an application that streams share, without creating it."""
     return home() / "streams" / name
+
+
+def full_disk(folder: Path) -> str:
+    """Return a sentence with the fix if the folder's disk is full; otherwise an empty string."""
+    place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return ""
+    return f"the disk of {folder} is full: make room on it" if free < MIN_FREE_BYTES else ""
 
 
 def make_folder(folder: Path) -> None:

@@ -422,16 +422,18 @@ class World:
             )
 
     def check_grown(self, *, within: int) -> None:
-        """Every field that is no declared column has become one, with each record's value, in a few schema commits."""
-        table = self.table()
+        """Every field without a column has become one, in the tables of its records, in a few schema commits."""
         sent = {
             (r.partition, r.offset): json.loads(r.value or b"null") for r in self.seen.values() if read_value(r.value)
         }
-        for row in (row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()):
-            record = sent[row["kafka_partition"], row["kafka_offset"]]
-            for name in ("ignored", *(f"grown_{n}" for n in range(self.grows))):
-                assert row[name] == record.get(name), row
-        assert len(table.metadata.schemas) <= within
+        for table in self.tables():
+            for row in (
+                row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()
+            ):
+                record = sent[row["kafka_partition"], row["kafka_offset"]]
+                for name in ("ignored", *(f"grown_{n}" for n in range(self.grows))):
+                    assert row.get(name) == record.get(name), row
+            assert len(table.metadata.schemas) <= within
 
     def _check_order_of_metadata(self) -> None:
         """Java's rules: no time goes back in the metadata log, nor in the snapshot log, and the last is the newest."""

@@ -221,7 +221,7 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     expect(dialog.get_by_text("Enter a start or an end")).to_be_visible()
     dialog.get_by_label("From").fill("2026-01-02T00:00:00Z")
     dialog.get_by_label("To (exclusive)").fill("2026-01-01T00:00:00Z")
-    expect(dialog.get_by_text(re.compile(r"To \(exclusive\) .* does not lie after From"))).to_be_visible()
+    expect(dialog.get_by_text(re.compile(r"To \(exclusive\) .* is not after From"))).to_be_visible()
     expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
     times = {"From": "2026-01-01T00:00:00Z", "To (exclusive)": "2026-01-02T00:00:00+01:00"}
@@ -251,7 +251,7 @@ def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, s
     held = page.locator(".calendar .cell.held").get_attribute("aria-label") or ""
     assert held.startswith(f"{window.input_value()}: ")
     why.fill("the carrier is known to be wrong")
-    for typed, said in (("2099-01-01 00:00", "it is not complete yet"), ("2000-01-01 00:00", "it is history")):
+    for typed, said in (("2099-01-01 00:00", "it is not complete yet"), ("2000-01-01 00:00", "it is never signalled")):
         window.fill(typed)
         expect(dialog.get_by_text(f"Window: no gate holds {typed}: {said}")).to_be_visible()
         expect(dialog.locator("button.go")).to_be_disabled()

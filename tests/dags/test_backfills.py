@@ -110,7 +110,9 @@ def test_a_run_whose_backfill_a_user_abandons_ends_for_good_and_a_task_of_it_tha
     monkeypatch.setattr(SparkSubmitOperator, "execute", spark_submit)
     operator = StageOperator(task_id="stage", streams=str(tmp_path), application="app.py")
     for _ in ("the run's first try", "a try that Airflow, or a person who clears it, begins"):
-        with pytest.raises(AirflowFailException, match=rf"an operator abandoned what run {re.escape(RUN)} had begun"):
+        with pytest.raises(
+            AirflowFailException, match=rf"an operator abandoned the backfill that run {re.escape(RUN)} had begun"
+        ):
             operator.execute({"ti": Instance()})
     monkeypatch.setattr(backfills, "get_current_context", lambda: context_of("2026-11-27T08:00:00Z"))
     for again in (

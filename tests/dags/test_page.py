@@ -327,7 +327,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
         assert refused["body"]["detail"].startswith(
-            f"{MOVED}: another user paused, resumed or restarted it. Check the new plan"
+            f"{MOVED}: another user paused, resumed or restarted it. Check the new plan, then confirm it"
         )
     assert post("action", "resume")["body"]["detail"].startswith("Nothing was changed in ticks")
     line = eventually(
@@ -424,10 +424,10 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
 
     assert post("VIEWER", {"reason": "mine"}) == 403
     owner, entry = last("frazil_reset")
-    assert (owner, entry["subject"], entry["outcome"][:48]) == (
+    assert (owner, entry["subject"], entry["outcome"][:49]) == (
         "viewer",
         "ticks",
-        "refused: Airflow does not permit this action: yo",
+        "refused: Airflow does not permit this action: you",
     )
     assert post("ADMIN", {}, {**OURS, "Sec-Fetch-Site": "cross-site"}) == 403
     assert last("frazil_reset") == (
@@ -484,19 +484,19 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
-        "To (exclusive) (2020-01-01 00:00:00Z) does not lie after From (2020-01-02 00:00:00Z)",
+        "To (exclusive) (2020-01-01 00:00:00Z) is not after From (2020-01-02 00:00:00Z)",
     ),
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:01Z"},
-        "From (2020-01-02 00:00:01Z) lies in the future",
+        "From (2020-01-02 00:00:01Z) is in the future",
     ),
     ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
     ("reset", {"to": "timestamp", "at": ""}, "That time: enter a time, such as"),
     ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
     ("reset", {"to": "elsewhere"}, "Choose where to continue"),
     ("release", {"partition": "", "reason": "checked"}, "Window: enter a value"),
-    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Enter a reason"),
+    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Enter a reason: it is stored with the window"),
     ("send-again", {"day": "2020-01-01T05"}, "Enter a day"),
     ("maintain", {}, None),
     ("pause", {}, None),
@@ -529,7 +529,7 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
         ("2020-01-01 05:00", None),
         ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is already signalled. Held windows: 2020-01-01T05"),
         ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet; its gate runs when it completes"),
-        ("2019-12-31 23:00", "it is history, for signals begin with 2020-01-01T00"),
+        ("2019-12-31 23:00", "it is never signalled, because signals begin with 2020-01-01T00"),
         ("2020-01-01", "this table's windows are hours"),
     ],
 )

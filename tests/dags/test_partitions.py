@@ -26,7 +26,7 @@ from frazil.airflow.partitions.tasks import gates_of
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import assess, send_again, signal
+from frazil.signals.completion import assess, resend_signals, signal_windows
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -120,7 +120,7 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
         ("demo.made.reopened", "2013-12-30T12", 2)
     ]
     windows = [Window(NOON + n * HOUR, Grain.HOUR) for n in range(2)]
-    send_again(load_catalog(None), "demo.made", windows, note="sent again", clock_ms=NOW_MS)
+    resend_signals(load_catalog(None), "demo.made", windows, note="sent again", clock_ms=NOW_MS)
     resent = world.run()["events"][3:]
     assert {(name, key, extra[key]["revision"]) for name, key, extra in resent} == {
         ("demo.made", "2013-12-30T12", 2),
@@ -130,7 +130,7 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     world.land(14, 20)
     seen = assess(load_catalog(None), [world.made.spec])
     assert seen is not None
-    assert len(signal(load_catalog(None), seen, clock_ms=NOW_MS)) == 1
+    assert len(signal_windows(load_catalog(None), seen, clock_ms=NOW_MS)) == 1
     assert [(name, key) for name, key, _ in world.run()["events"][5:]] == [("demo.made", "2013-12-30T14")]
 
 

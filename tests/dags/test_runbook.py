@@ -30,7 +30,7 @@ from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.maintenance import measure
 from frazil.partitions.windows import Window
-from frazil.signals.completion import Gate, assess, signal
+from frazil.signals.completion import GateOutcome, assess, signal_windows
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
@@ -294,9 +294,9 @@ def test_a_held_window_is_released(shift: Shift) -> None:
     shift.land()
     shift.later(timedelta(hours=1))
     shift.land()
-    complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: not so in 3 rows")
+    complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: failed in 3 rows")
     assert "held" in shift.red()
-    assert "not so in 3 rows" in shift.show("held")
+    assert "failed in 3 rows" in shift.show("held")
     shift.do("held")
     assert "held" not in shift.red()
     assert re.search(r"2033-05-18T09 +1 +released", shift.be_sure("held"))
@@ -308,10 +308,10 @@ def complete(shift: Shift, *, held: str = "", note: str = "") -> None:
     seen = assess(catalog, [spec])
     assert seen is not None
 
-    def gates(_: object, windows: Sequence[Window]) -> dict[Window, Gate]:
-        return {window: Gate(window.key != held, note or None) for window in windows}
+    def gates(_: object, windows: Sequence[Window]) -> dict[Window, GateOutcome]:
+        return {window: GateOutcome(window.key != held, note or None) for window in windows}
 
-    signal(catalog, seen, clock_ms=shift.now_ms, gates=gates)
+    signal_windows(catalog, seen, clock_ms=shift.now_ms, gates=gates)
 
 
 def test_a_day_that_was_not_aggregated_is_reported_until_it_is(shift: Shift) -> None:

@@ -15,7 +15,7 @@ from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.partitions import tasks, waiting_trigger
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
-from frazil.signals.completion import Gate, assess, signal
+from frazil.signals.completion import GateOutcome, assess, signal_windows
 from frazil.signals.window_status import window_status
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -63,8 +63,8 @@ class Flow:
     def signal(self, *, passed: bool = True) -> None:
         seen = assess(load_catalog(None), [self.made.spec])
         assert seen is not None
-        gate_results = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
-        signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
+        gate_results = dict.fromkeys(seen.decision.windows, GateOutcome(passed, "a rule is broken"))
+        signal_windows(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
 
     def trigger(self, partition: str) -> PartitionTrigger:
         return PartitionTrigger(table="demo.made", partition=partition, streams=str(self.folder), poll_seconds=0.01)
@@ -178,7 +178,7 @@ def test_it_says_that_a_gate_holds_the_window_and_goes_on_waiting(flow: Flow) ->
     [
         (
             "2013-12-29T05",
-            "2013-12-29T05 of demo.made: it is history, for signals begin with 2013-12-30T00",
+            "2013-12-29T05 of demo.made: it is never signalled, because signals begin with 2013-12-30T00",
         ),
         ("yesterday", "SpecError: partition 'yesterday' is neither an hour, such as 2013-01-01T05, nor a day"),
     ],

@@ -27,9 +27,9 @@ from frazil.commit.backfill_marker import BackfillState, branch_name, read_backf
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import open_stream
-from frazil.commit.period import last
+from frazil.commit.period import last_period
 from frazil.errors import WriterBusy
-from frazil.offsets.spans import offsets
+from frazil.offsets.spans import count_offsets
 from frazil.stream import spark_engine
 from frazil.stream.engine import Engine
 from frazil.stream.spark_engine import SparkEngine
@@ -74,7 +74,7 @@ def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
 def is_clean(stream: Any) -> bool:
     """Audit all times and the last hour, both compared with Kafka."""
     tables = open_stream(stream.spec).tables
-    for window in (None, last(timedelta(hours=1), datetime.now(UTC))):
+    for window in (None, last_period(timedelta(hours=1), datetime.now(UTC))):
         found = audit_stream(tables, window=window, ask_kafka=partial(ask_kafka, stream.spec))
         assert found.clean, found.wrong
     return sum(p.rows for p in found.partitions) == len(stream.ids())
@@ -91,7 +91,7 @@ def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on
     with begun.writing(), asking(begun, chunk_records=1001) as backfill:
         marker = backfill.opened.tables.marker()
         plan = backfill.plan()
-        assert (offsets(plan.spans), last_backfill(begun)) == (BEFORE + 2, None)
+        assert (count_offsets(plan.spans), last_backfill(begun)) == (BEFORE + 2, None)
         begun.produce(events(range(BEFORE + 100, BEFORE + 200)), partitions=4)
         staged = stage(backfill, engine)
         eventually(lambda: begun.has_rows(200))

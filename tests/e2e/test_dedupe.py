@@ -23,7 +23,7 @@ complete: hour
 commit: {interval: 1s}
 """
 MISSING = "are missing|is missing"
-LOST = "of Kafka: no row has its key near its event time"
+LOST = r"records? of Kafka (has no row and repeats|have no row and repeat) none: .+ at offsets? \d+"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

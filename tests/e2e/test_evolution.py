@@ -165,7 +165,7 @@ def test_fields_that_can_be_no_columns_are_ignored_and_reported_once(
     newest = stream.table().current_snapshot()
     assert newest.summary["frazil.with-ignored-fields"] == "1"
     for words in (
-        "'Note' has the name of the column note",
+        "'Note' differs from the column note",
         "'a.b' has a dot",
         "max-columns is 9",
         "'mixed' has values that no column",

@@ -21,8 +21,8 @@ def test_a_window_that_does_not_meet_its_suite_fails_with_a_sentence_for_each_ex
     (found,) = run_gates([request], timeout_s=250)
     assert (found.passed, found.rows, found.engine) == (False, 3, "arrow")
     assert sorted(found.failures) == [
-        "expect_column_values_to_be_between delay (max_value 1800.0): not so in 1 of 3 rows, such as 9999",
-        "expect_column_values_to_match_regex carrier (regex ^[A-Z]{2}$): not so in 1 of 3 rows, such as <b>",
+        "expect_column_values_to_be_between delay (max_value 1800.0): failed in 1 of 3 rows, such as 9999",
+        "expect_column_values_to_match_regex carrier (regex ^[A-Z]{2}$): failed in 1 of 3 rows, such as <b>",
     ]
     page = Path(found.docs).read_text()
     assert "&lt;b&gt;" in page
@@ -47,7 +47,7 @@ def test_an_empty_window_passes_whatever_is_expected_and_the_index_keeps_the_run
 
 
 def test_a_gate_that_takes_too_long_is_ended_and_says_so(ask: Ask):
-    with pytest.raises(FrazilError, match=r"demo\.flights, 1970-01-01T01 was not judged within 0 s"):
+    with pytest.raises(FrazilError, match=r"demo\.flights, 1970-01-01T01 did not finish within 0 s"):
         run_gates([ask(KNOWN)], timeout_s=0.05)
 
 
@@ -58,5 +58,5 @@ def test_an_error_of_the_process_is_the_callers(ask: Ask):
 
 def test_a_process_that_crashes_leaves_its_last_words(ask: Ask, tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(FrazilError, match=r"(?s)ended with code 1 .*NotADirectoryError"):
+    with pytest.raises(FrazilError, match=r"(?s)ended with exit code 1 .*NotADirectoryError"):
         run_gates([ask(docs=tmp_path / "file" / "docs", from_us=10**15, to_us=10**15 + 1)], timeout_s=250)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
-from frazil.errors import Fenced, TableLost
+from frazil.errors import TableLost
 from frazil.events import Event, PhaseBegan
 from frazil.host.heartbeat import Phase
 from frazil.stream.writer import Writer
@@ -35,7 +36,9 @@ def test_a_renamed_table_is_named_and_the_stream_goes_on_once_it_has_its_name_ag
 ) -> None:
     error = ended(stream, events, eventually, lambda catalog: catalog.rename_table("test.events", "test.others"))
     assert isinstance(error, TableLost)
-    assert "holds the table test.others. If it was renamed, rename test.others back to test.events" in str(error)
+    assert "holds the table test.others. If test.events was renamed, rename test.others back to test.events" in str(
+        error
+    )
     for done in (frazil("status", "events"), frazil("audit", "events"), stream.run("--until-caught-up")):
         assert "holds the table test.others" in done.stdout + done.stderr
         assert "frazil register" not in done.stdout + done.stderr
@@ -63,19 +66,39 @@ def test_a_table_that_is_renamed_within_a_batch_is_named_and_the_batch_lands_onc
     assert stream.ids() == list(range(20))
 
 
-def test_a_table_that_was_created_again_ends_the_writer_and_the_next_start_fills_it(
-    stream: Any, events: Any, eventually: Frazil
+def test_a_table_that_was_created_again_stops_the_stream_until_it_is_forgotten(
+    stream: Any, events: Any, eventually: Frazil, frazil: Frazil
 ) -> None:
     def create_again(catalog: Any) -> None:
         schema = catalog.load_table("test.events").schema()
         catalog.drop_table("test.events")
-        catalog.create_table("test.events", schema)
+        catalog.create_table("test.events", schema, location=f"file://{stream.streams}/elsewhere")
 
     error = ended(stream, events, eventually, create_again)
-    assert isinstance(error, Fenced)
-    assert "it was dropped or renamed, and created again" in str(error)
+    assert isinstance(error, TableLost)
+    for done in (frazil("status", "events"), frazil("audit", "events"), stream.run("--until-caught-up")):
+        assert "test.events is another table than the one that the stream wrote" in done.stdout + done.stderr
+    assert stream.ids() == []
+    frazil("forget", "events", "--yes")
     stream.catch_up()
     assert stream.ids() == list(range(20))
+
+
+def test_a_dropped_and_purged_table_is_not_created_again_by_the_next_start(
+    stream: Any, events: Any, frazil: Frazil
+) -> None:
+    stream.produce(events(range(10)))
+    stream.catch_up()
+    location = load_catalog(None).load_table("test.events").location()
+    load_catalog(None).drop_table("test.events")
+    shutil.rmtree(location.removeprefix("file://"))
+    stopped = stream.run("--until-caught-up")
+    assert stopped.returncode == TableLost.exit_code
+    assert "test.events_dead_letters still has the stream's epoch" in stopped.stdout + stopped.stderr
+    assert not load_catalog(None).table_exists("test.events")
+    frazil("forget", "events", "--yes")
+    stream.catch_up()
+    assert stream.ids() == list(range(10))
 
 
 def test_no_stream_begins_in_a_folder_that_a_renamed_table_still_uses(
@@ -87,8 +110,8 @@ def test_no_stream_begins_in_a_folder_that_a_renamed_table_still_uses(
         catalog.create_table("test.events", schema)
 
     error = ended(stream, events, eventually, rename_and_create_again)
-    assert isinstance(error, Fenced)
-    with pytest.raises(TableLost, match=r"also holds the table test\.others"):
+    assert isinstance(error, TableLost)
+    with pytest.raises(TableLost, match=r"without PURGE\), then rename test\.others back to test\.events"):
         stream.catch_up()
     assert stream.ids() == []
     load_catalog(None).drop_table("test.events")

@@ -157,7 +157,7 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     assert "2013-12-30T05" not in {key for key, _ in reported(client, "demo.trips")}
     held = "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows"
     failed, check = eventually(lambda: failed_run(client, held), within_s=360)
-    assert "fare (min_value 0.0): not so in 1 of 11 rows, such as -7" in check
+    assert "fare (min_value 0.0): failed in 1 of 11 rows, such as -7" in check
     page = check.split(f"{airflow.url}/frazil/data-docs/")[-1].split(")")[0]
     check_page(airflow, page)
     assert client.runs(DAILY) == []

@@ -98,7 +98,7 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
     (dead_letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
     assert (dead_letter["error_class"], dead_letter["error"]) == (
         "UnknownSchema",
-        f"the registry has no schema of id {late + 1000}",
+        f"the registry has no schema with id {late + 1000}",
     )
 
     registry.stop()
@@ -109,11 +109,13 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
         produce(framed(late, RENAMED, tip=2.5, at=AT, driver="Dee"))
         with monkeypatch.context() as patch:
             patch.setattr(outage, "OUTAGE_GRACE_S", 0.0)
-            with pytest.raises(RegistryUnavailable, match="Records wait until it gives their schemas") as raised:
+            with pytest.raises(
+                RegistryUnavailable, match="Records wait until the registry returns their schemas"
+            ) as raised:
                 stream.catch_up()
         assert (raised.value.exit_code, raised.value.restartable) == (28, True)
         with stream.writing() as writer:
-            said = f"the schema registry {registry.url} does not answer"
+            said = f"the schema registry {registry.url} does not respond"
             eventually(lambda: said in stream.outage())
             assert writer.runs
             registry.start()

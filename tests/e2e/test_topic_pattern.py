@@ -112,12 +112,40 @@ def test_topics_join_and_leave_while_the_writer_runs(
     assert '"lag": 0' in reported.stdout, reported.stdout
 
     topics.make("fr", range(20, 22))
-    with pytest.raises(TopicRecreated, match=r"orders\.fr' of stream 'events' was deleted and made again"):
+    with pytest.raises(TopicRecreated, match=r"orders\.fr' of stream 'events' was deleted and recreated"):
         stream.catch_up()
     reset = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert reset.returncode == 0, reset.stdout + reset.stderr
     stream.catch_up()
     assert stream.ids() == [*range(15), 20, 21]
+
+
+def test_a_deleted_topic_does_not_keep_the_audit_from_comparing_the_keys_of_the_others(
+    stream: Any, topics: Topics, frazil: Frazil
+) -> None:
+    declared = stream.streams / f"{stream.name}.yaml"
+    upsert = "mode: upsert\nkey: id\ndelete: {column: note, values: [gone]}\n"
+    declared.write_text(declared.read_text() + upsert)
+    topics.make("de", range(6))
+    stream.catch_up()
+    topics.make("fr", range(6, 8), json.dumps({**json.loads(one_event(2)), "note": "gone"}).encode())
+    stream.catch_up()
+    assert stream.ids() == [0, 1, 3, 4, 5, 6, 7]
+    assert frazil("audit", stream.name, "--source").returncode == 0
+    topics.delete("fr")
+    audited = frazil("audit", stream.name, "--source", "--json")
+    findings = json.loads(audited.stdout)["findings"]
+    assert audited.returncode == 3, audited.stdout
+    assert [(f["kind"], f["where"], f["count"]) for f in findings] == [
+        ("not compared", topics.name("fr"), 3),
+        ("not compared", stream.name, 1),
+    ]
+    assert f"a record of {topics.name('fr')}, which cannot be read, may have deleted it" in findings[1]["sentence"]
+    row = stream.table().scan("id == 4").to_arrow()
+    note = row.schema.get_field_index("note")
+    stream.table().overwrite(row.set_column(note, row.schema.field(note), [["odd"]]), "id == 4")
+    audited = frazil("audit", stream.name, "--source")
+    assert (audited.returncode, "1 key (id 4): each has other values" in audited.stdout) == (1, True)
 
 
 def test_a_run_until_caught_up_does_not_wait_for_a_topic_that_is_deleted_meanwhile(

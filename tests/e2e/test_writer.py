@@ -68,7 +68,7 @@ def test_its_history_has_the_batch_and_the_epoch(landed: Any):
     assert sum(point.records for point in history.points) == RECORDS
     assert sum(point.rejected for point in history.points) == len(BAD)
     assert sum(point.bytes for point in history.points) > 0
-    assert "epoch 1 begins: earlier epochs left nothing" in [what.sentence for what in history.happened]
+    assert "epoch 1 begins: nothing to settle" in [what.sentence for what in history.happened]
 
 
 def test_one_task_reads_many_partitions_into_one_file(landed: Any):
@@ -133,14 +133,14 @@ def test_an_idle_writer_ends_soon_after_a_reset(
     stream: Any, events: Events, eventually: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("frazil.stream.fence_watch.POLL_INTERVAL_S", 0.5)
-    requested, answered, marker = Event(), Event(), StreamTables.marker_seen_by
+    requested, answered, marker = Event(), Event(), StreamTables.load_marker_with
 
     def hanging(tables: StreamTables, catalog: Catalog) -> Marker | None:
         requested.set()
         answered.wait(180)
         return marker(tables, catalog)
 
-    monkeypatch.setattr(StreamTables, "marker_seen_by", hanging)
+    monkeypatch.setattr(StreamTables, "load_marker_with", hanging)
     stream.produce(events(range(10)))
     with stream.writing() as writing:
         eventually(lambda: stream.has_rows(10) and _heartbeat(stream).phase is Phase.WAITING)

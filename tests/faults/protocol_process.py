@@ -13,7 +13,7 @@ from frazil.commit.followers import Followers
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import highest_epoch, settle
-from frazil.commit.sweep import give_back, sweep_batch
+from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress
 from frazil.stream.route import StreamRoute
@@ -54,7 +54,7 @@ class Process:
             initial=lambda: {TP: 0},
             first_epoch=1 + highest_epoch(self.tables),
             after=self.epoch,
-            following=partial(Followers.of, self.tables, make=partial(made_to_follow, self.world.spec, self.tables)),
+            following=partial(Followers.load, self.tables, make=partial(made_to_follow, self.world.spec, self.tables)),
         )
         settle(self.tables, self.committer)
         marker = self.tables.marker()
@@ -102,7 +102,7 @@ class Process:
         assert self.staged is not None
         self.journaled = self.tables.journals.put(self.staged)
         if not self.journaled:
-            give_back(self.tables, self.staged.key)
+            delete_fenced_batch(self.tables, self.staged.key)
         return self.journaled
 
     def commit(self) -> None:
@@ -112,7 +112,7 @@ class Process:
         try:
             self.marker = self.committer.commit(self.staged)
         except Fenced:
-            give_back(self.tables, self.staged.key)
+            delete_fenced_batch(self.tables, self.staged.key)
             raise
         self.decided = True
 

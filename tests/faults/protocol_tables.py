@@ -24,7 +24,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import in_process, merging_of
+from frazil.commit.merging import merge_config, run_in_process
 from frazil.commit.mode import DEDUPLICATES, MergingMode, merging_mode
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
@@ -236,7 +236,7 @@ class World:
         now = Clock()  # of this process's patience alone
 
         def run(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
-            found: Sequence[MergeResult] = faults.meet("merge", lambda: in_process(context, tasks))
+            found: Sequence[MergeResult] = faults.meet("merge", lambda: run_in_process(context, tasks))
             return found
 
         tables = StreamTables(
@@ -246,7 +246,7 @@ class World:
             clock_ms=lambda: NOW_MS,
             retry_policy=RetryPolicy(total_s=4, clock=now, wait=now.wait),
             at_once=catalog.commit_at_once if self.spec.commit.atomic else None,
-            merging=merging_of(self.spec, run, lambda: 2),
+            merging=merge_config(self.spec, run, lambda: 2),
         )
         return tables, catalog
 

@@ -46,10 +46,10 @@ from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.table.branches import head_of
-from frazil.table.landed_offsets import Wanted
+from frazil.table.landed_offsets import RowSelection
 from frazil.table.local_storage import LocalStore
-from frazil.table.metadata_reuse import _sharing, _with_class
-from frazil.table.metadata_times import in_order
+from frazil.table.metadata_reuse import _sharing_class, _with_class
+from frazil.table.metadata_times import with_ordered_times
 from frazil.table.tables import state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
@@ -110,9 +110,9 @@ class SharedCatalog:
             requirement.validate(before)
         self.versions += 1
         # As the catalogs that `load_catalog` opens: snapshots are not copied, and times are in order.
-        shared = _with_class(_sharing(type(before)), before)
+        shared = _with_class(_sharing_class(type(before)), before)
         made = update_table_metadata(shared, tuple(updates), metadata_location=str(self.versions))
-        after = in_order(before, _with_class(type(before), made))
+        after = with_ordered_times(before, _with_class(type(before), made))
         self.past[name].append(before)
         self.metadata[name] = after
         old, new = read_markers(before.properties), read_markers(after.properties)
@@ -160,8 +160,8 @@ class ProcessCatalog:
         return answer
 
 
-def tally_of_the_world(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """`frazil.table.landed_offsets.tally` for empty files; the world knows the records of each."""
+def tally_of_the_world(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
+    """`frazil.table.landed_offsets.tally_rows` for empty files; the world knows the records of each."""
     process = table.catalog
     assert isinstance(process, ProcessCatalog)
     rows = process.faults.meet("load", lambda: process.shared.rows_at(head_of(table.metadata)))

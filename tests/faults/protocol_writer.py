@@ -15,10 +15,10 @@ from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, of_topics
+from frazil.commit.marker import BatchKey, Marker, keep_topics
 from frazil.commit.settle import Settled, highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import give_back, sweep_batch
+from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import ExistingDeadLetters
@@ -154,7 +154,7 @@ class Writer:
 
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
         available = self.kafka.earliest(partitions)
-        read = of_topics(marker.offsets, self.topics)
+        read = keep_topics(marker.offsets, self.topics)
         cut = find_cut(self.kafka, read, marker.leader_epochs, pause=lambda: None)
         check_not_cut(read, cut, stream=self.stream)
         if not self.skips_gaps:
@@ -220,7 +220,7 @@ class Writer:
         assert self.staged is not None
         self.journaled = self.tables.journals.put(self.staged)
         if not self.journaled:
-            give_back(self.tables, self.staged.key)
+            delete_fenced_batch(self.tables, self.staged.key)
         return self.journaled
 
     def commit(self) -> Marker:
@@ -229,7 +229,7 @@ class Writer:
         try:
             self.runner.marker = self.runner.committer.commit(self.staged)
         except Fenced:
-            give_back(self.tables, self.staged.key)
+            delete_fenced_batch(self.tables, self.staged.key)
             raise
         sweep_batch(self.tables, self.staged)
         self.staged, self.journaled = None, False

@@ -188,7 +188,9 @@ def test_a_master_that_is_gone_for_a_while_ends_no_driver(
     stream.produce(events(range(1000, 2000)), partitions=4)
     eventually(lambda: supervised.has_rows(2000))
     spark_cluster.master.start()
-    eventually(lambda: (found := supervised.heartbeat()) and any("it runs on" in said for said in found.notices))
+    eventually(
+        lambda: (found := supervised.heartbeat()) and any("the driver runs on" in said for said in found.notices)
+    )
     supervised.launcher.stop(force=False)
     assert ended(supervised, eventually) == 0
     check_exact(stream, range(2000))

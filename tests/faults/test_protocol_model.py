@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from pyiceberg.exceptions import CommitFailedException
 
 from frazil.commit import existing_dead_letters, marker_change
-from frazil.commit.adoption import rows_of
+from frazil.commit.adoption import row_count
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import before_reset
@@ -307,7 +307,7 @@ class Protocol(RuleBasedStateMachine):
 
     def _another_name(self, stream: str) -> None:
         """A stream that was renamed would read all of its topic again: it is refused, and nothing is written."""
-        forgotten_in_vain = stream in self.forgotten and not rows_of(self.world.catalog.metadata[MAIN])
+        forgotten_in_vain = stream in self.forgotten and not row_count(self.world.catalog.metadata[MAIN])
         if not self._position(stream) or forgotten_in_vain:
             return
         before = dict(self.world.catalog.metadata)
@@ -470,7 +470,7 @@ class Protocol(RuleBasedStateMachine):
     def _ask_for_adoption(self, stream: str) -> None:
         """A stream does not begin by itself in a table with rows if it was forgotten, or no stream is known."""
         unknown = not any(self.world.marker(of) for of in STREAMS)
-        if rows_of(self.world.catalog.metadata[MAIN]) and (stream in self.forgotten or unknown):
+        if row_count(self.world.catalog.metadata[MAIN]) and (stream in self.forgotten or unknown):
             self._adopt(stream)
         elif stream in self.forgotten:  # it begins at what Kafka has, or another time if it is killed before it does
             self._give_up_below(stream, {})
@@ -644,7 +644,7 @@ class Protocol(RuleBasedStateMachine):
 @pytest.mark.timeout(1200)
 def test_each_record_is_in_a_table_once_whatever_fails_between_any_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     Protocol.steps = 0
-    monkeypatch.setattr(existing_dead_letters, "tally", tally_of_the_world)
+    monkeypatch.setattr(existing_dead_letters, "tally_rows", tally_of_the_world)
     run_state_machine_as_test(
         seed(SEED)(Protocol),  # type: ignore[arg-type]
         settings=settings(

@@ -436,8 +436,8 @@ def test_merges_routes_and_commits_at_once_keep_their_promises_whatever_fails(mo
     Tables.steps, now = 0, Clock()
     for module in (swap, sweeping):
         monkeypatch.setattr(module, "in_parallel", _one_by_one)
-    monkeypatch.setattr(followers, "AT_ONCE", 1)
-    monkeypatch.setattr(routed_tables, "AT_ONCE", 1)
+    monkeypatch.setattr(followers, "MAX_PARALLEL_COMMITS", 1)
+    monkeypatch.setattr(routed_tables, "MAX_PARALLEL_COMMITS", 1)
     monkeypatch.setattr(followers, "RetryPolicy", partial(RetryPolicy, clock=now, wait=now.wait))
     run_state_machine_as_test(
         seed(SEED)(Tables),  # type: ignore[arg-type]

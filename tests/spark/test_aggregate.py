@@ -19,7 +19,7 @@ from demo.flights import read_flights
 from frazil.aggregate import run as aggregate
 from frazil.aggregate.day_input import choose_input
 from frazil.aggregate.day_run import DayRun
-from frazil.aggregate.due import aggregated
+from frazil.aggregate.due import find_aggregated_days
 from frazil.aggregate.run import DayOutcome, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError
@@ -124,7 +124,7 @@ def test_a_day_that_became_empty_is_emptied(shop: Shop) -> None:
     assert shop.rows() == []
     # A day that never had a row is known to be done as well: no one asks for it again.
     assert shop.run(day=date(2013, 12, 29)).written
-    done = aggregated(shop.target().metadata, shop.spec.name, source=shop.source.refresh().metadata)
+    done = find_aggregated_days(shop.target().metadata, shop.spec.name, source=shop.source.refresh().metadata)
     assert set(done.days) == {DAY, date(2013, 12, 29)}
 
 
@@ -146,7 +146,7 @@ def test_an_older_input_does_nothing_and_says_so_unless_the_source_was_rolled_ba
     after = shop.rows()
     outcome = shop.run(older)
     assert not outcome.written
-    assert "nothing was done: 2013-12-30 shows a newer state" in outcome.sentence
+    assert "2013-12-30 was not changed, because it already shows a newer state" in outcome.sentence
     assert shop.rows() == after
     assert shop.run(older, day=DAY + timedelta(days=1)).written, "another day stands for itself"
     shop.source.refresh().manage_snapshots().set_current_snapshot(snapshot_id=older.snapshot_id).commit()

@@ -348,7 +348,7 @@ def test_a_table_that_spark_replaced_is_noticed(spark: Any, tmp_path: Path, name
     table = f"default.{made.spec.table.identifier}"
     spark.sql(f"CREATE OR REPLACE TABLE {table} USING iceberg AS SELECT * FROM {table} LIMIT {rows}")
     assert sum(made.offsets().values()) == rows
-    with pytest.raises(RolledBack, match="or replaced"):
+    with pytest.raises(RolledBack, match="was replaced"):
         made.land()
 
 

@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import in_process
+from frazil.commit.merging import run_in_process
 from frazil.commit.sweep import batch_folder
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import measure
@@ -23,7 +23,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
-from frazil.merge.contract import How, MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask, RowRemoval
 from frazil.spec.maintenance import Expiry, Maintenance
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog
@@ -167,7 +167,7 @@ def test_batches_and_the_compaction_of_the_partition_that_each_of_them_changes_b
     def compacted(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
         nonlocal merges
         merges += 1
-        found = in_process(context, tasks)
+        found = run_in_process(context, tasks)
         if merges == 1:
             assert compact(spark, world).ending is Ending.DONE
         return found
@@ -186,7 +186,7 @@ def below(world: UpsertWorld) -> set[str]:
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 def test_after_many_merges_expiry_and_orphan_cleanup_leave_what_snapshots_and_journals_need_and_nothing_else(
-    spark: Any, world: UpsertWorld, how: How
+    spark: Any, world: UpsertWorld, how: RowRemoval
 ) -> None:
     world.how = how
     committer, rows, left = world.begin(), {}, []

@@ -166,7 +166,7 @@ def test_a_catalog_that_takes_five_seconds_for_each_answer_is_slow_and_nothing_e
     stream.land({0: (0, 10)})
     gateway.trouble = none
     check_each_landed_once(stream, 1)
-    assert "looking again" not in caplog.text
+    assert "retrying" not in caplog.text
 
 
 def test_a_catalog_that_stays_away_is_given_up_with_a_sentence_and_the_next_start_commits_the_batch(

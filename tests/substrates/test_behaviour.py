@@ -40,7 +40,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.signals.completion import Assessment, assess, signal
+from frazil.signals.completion import Assessment, assess, signal_windows
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
@@ -235,7 +235,7 @@ class Minutes:
 
     def signal(self, seen: Assessment | None = None) -> list[tuple[str, int, int, int]]:
         """Signal windows; returns the hour, revision, rows and late rows of each."""
-        sent = signal(self.catalog, seen or self.assess(), clock_ms=NOW_MS)
+        sent = signal_windows(self.catalog, seen or self.assess(), clock_ms=NOW_MS)
         return [(s.partition[-3:], s.revision, s.rows, s.late_rows) for s in sent]
 
 

@@ -22,7 +22,7 @@ from pyiceberg.types import LongType, NestedField
 from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
 from frazil.dev.process import free_port
 from frazil.errors import SpecError
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
 from frazil.table.atomic_rest import commit_by_rest
 from frazil.table.catalogs import CatalogConfig, _open
@@ -107,4 +107,4 @@ def test_all_tables_change_or_none_does_and_a_stream_is_refused_all_the_same(nes
     assert found() == {"third"}
 
     with pytest.raises(SpecError, match="lakekeeper or polaris"):
-        commit_tables_of(nessie)
+        find_commit_tables(nessie)

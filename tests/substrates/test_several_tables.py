@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from tests.several_tables import NAMES, NAMESPACE, Cuts, commit_number, handles, make_tables, open_catalog
 
 FIRST_SEED = 103
@@ -90,7 +90,7 @@ def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int)
 def test_two_writers_of_the_same_tables_in_another_order_wait_for_no_deadlock(address: tuple[str, str]) -> None:
     def numbers(key: str, *names: str) -> Callable[[], object]:
         catalog = open_catalog(*address)
-        at_once, tables = commit_tables_of(catalog), handles(catalog, names)
+        at_once, tables = find_commit_tables(catalog), handles(catalog, names)
         count = iter(range(1, 1000))
         return lambda: commit_number(tables, next(count), at_once=at_once, key=key)
 

@@ -29,6 +29,7 @@ from click.testing import CliRunner
 from frazil.aggregate.spec import load_aggregation
 from frazil.cli.main import frazil
 from frazil.errors import FrazilError
+from frazil.ingest.transform_sql import checked
 from frazil.quality import gate
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
 from frazil.table import catalogs
@@ -174,7 +175,9 @@ def hold_declaration(block: Block, folder: Path) -> None:
         del base["source"]["topics"]
     (folder / DEFAULTS_FILE).write_text(yaml.safe_dump(base))
     (folder / "stream.yaml").write_text(block.text)
-    load_stream(folder / "stream.yaml")
+    spec = load_stream(folder / "stream.yaml")
+    if spec.transform:
+        checked(spec)
 
 
 def stream_of(page: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Chooses the source snapshot for a day's aggregation, and what the target records about the input; without Spark."""
+"""Chooses the source snapshot for a day's aggregation, and defines what the target records about it. Without Spark."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_complete(day: date, signals: Sequence[Signal]) -> bool:
     return reached_us >= whole.end_us
 
 
-def held(signals: Sequence[Signal]) -> list[str]:
+def held_windows(signals: Sequence[Signal]) -> list[str]:
     """Return the keys of the windows that a quality gate holds."""
     return [signal.partition for signal in signals if not signal.sent]
 
@@ -67,48 +67,52 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
     The current snapshot is used if the day is not complete (before the first signal, or still open), or if the named
     snapshot was expired or rolled back. Raises SpecError if the source table does not exist or has no snapshot.
     """
-    branch = _branch(catalog, spec.source)
+    branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
     if not is_complete(day, signals):
-        chosen, revisions, why = current, NO_REVISIONS, "it is the current one; not every window was signalled"
+        chosen, revisions, why = current, NO_REVISIONS, "the current snapshot, because not every window was signalled"
     else:
         named = max(signals, key=lambda s: s.sequence_number).snapshot_id
-        chosen, revisions, why = named, revisions_of(signals), "the day's signals name it"
+        chosen, revisions, why = named, encode_revisions(signals), "the snapshot that the day's signals name"
         if named not in branch:
-            chosen, why = current, f"the day's signals name {named}, which was expired or rolled back"
-    log.info("%s of %s is read at snapshot %d: %s", day, spec.source, chosen, why)
+            chosen, why = (
+                current,
+                f"the current snapshot, because {named} of the day's signals expired or was rolled back",
+            )
+    log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, why)
     return DayInput(chosen, branch[chosen], revisions)
 
 
-def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose; if its snapshot is gone, another snapshot for the same revisions.
+def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
+    """Return the input that an earlier task chose; if its snapshot no longer exists, another snapshot for the same
+    revisions.
 
-    Raises SpecError if the snapshot is gone and the day's signals have changed, or a quality gate holds one of its
-    windows.
+    Raises SpecError if the snapshot no longer exists and the day's signals have changed, or a quality gate holds one of
+    the day's windows.
     """
-    branch = _branch(catalog, spec.source)
+    branch = _source_snapshots(catalog, spec.source)
     if snapshot_id in branch:
         return DayInput(snapshot_id, branch[snapshot_id], revisions)
-    log.warning("%s no longer has snapshot %d: it was expired or rolled back", spec.source, snapshot_id)
+    log.warning("%s no longer has snapshot %d: it has expired or was rolled back", spec.source, snapshot_id)
     signals = day_signals(catalog, spec, day)
     chosen = choose_input(catalog, spec, day, signals)
-    if chosen.revisions != revisions or held(signals):
+    if chosen.revisions != revisions or held_windows(signals):
         raise SpecError(
-            f"{spec.source} no longer has snapshot {snapshot_id}: it was expired or rolled back, and "
-            f"the signals of {day} changed, or a gate holds it. Choose again: clear the run's first task, or leave "
-            "--snapshot-id out"
+            f"{spec.source} no longer has snapshot {snapshot_id} (it has expired or was rolled back), and the signals "
+            f"of {day} have changed or a gate holds one of its windows. To choose another snapshot, clear the run's "
+            "first task, or omit --snapshot-id"
         )
     return chosen
 
 
-def revisions_of(signals: Sequence[Signal]) -> str:
+def encode_revisions(signals: Sequence[Signal]) -> str:
     """Return the revisions of the signalled windows, in the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
-def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """Return what a run records about its input in the target's snapshot summary."""
+def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
+    """Return the entries about a run's input for the target's snapshot summary."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -127,41 +131,41 @@ def newer_input(
 
     A state that is no longer in the source's history (because it was rolled back or recreated) is not newer.
     """
-    keys = lineage(spec, day, given)
+    keys = input_summary(spec, day, given)
     for snapshot in ancestors(target):
         found = {key: str(snapshot.summary[key] or "") for key in keys} if snapshot.summary else {}
         if (found.get("frazil.aggregation"), found.get("frazil.day")) == (spec.name, str(day)):
             number = int(found["frazil.input-sequence-number"])
             is_newer = number > given.sequence_number
-            return found if is_newer and stands(source, int(found["frazil.input-snapshot-id"]), number) else None
+            return found if is_newer and is_in_history(source, int(found["frazil.input-snapshot-id"]), number) else None
     return None
 
 
-def _branch(catalog: Catalog, source: str) -> dict[int, int]:
+def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
     """Return the sequence numbers of the source's snapshots by snapshot id, the current snapshot first."""
     with catalog_errors(catalog.name):
         try:
             metadata = catalog.load_table(source).metadata
         except NoSuchTableError:
             raise SpecError(
-                f"the table {source} does not exist yet: its stream's writer creates it at its first start"
+                f"the table {source} does not exist yet: the first start of its stream's writer creates it"
             ) from None
-    branch = _line(metadata)
+    branch = _sequence_numbers(metadata)
     if not branch:
-        raise SpecError(f"the table {source} has no snapshot yet: nothing was ever written to it")
+        raise SpecError(f"the table {source} has no snapshot yet: no rows were ever written to it")
     return branch
 
 
-def _line(metadata: TableMetadata) -> dict[int, int]:
+def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
     """Return the same mapping for one table's metadata, including older snapshots that expiry keeps for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
-def stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
+def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
     """Return whether the snapshot belongs to the source's current history.
 
     A snapshot that has expired counts as part of it unless its sequence number is larger than those of all snapshots.
     """
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
-        return snapshot_id in _line(source)
+        return snapshot_id in _sequence_numbers(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)

@@ -32,7 +32,7 @@ class DayRun:
     given: DayInput
 
     @contextmanager
-    def reported(self, jobs: Jobs | None) -> Iterator[None]:
+    def report(self, jobs: Jobs | None) -> Iterator[None]:
         """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
         if jobs is None:
             yield
@@ -49,8 +49,8 @@ class DayRun:
     def _start_facts(self) -> RunFacts:
         try:
             source = table_dataset(self.catalog.load_table(self.spec.source))
-        except Exception as error:  # whatever the catalog raises; the run meets it too
-            log.info("could not report the source to OpenLineage's backend: %r", error)
+        except Exception as error:  # catalogs' clients raise anything; the run will report the same error
+            log.info("could not report the source to the OpenLineage backend: %r", error)
             return RunFacts(day=self.day)
         return RunFacts(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
 
@@ -58,10 +58,10 @@ class DayRun:
         try:
             target = self.catalog.load_table(self.spec.target)
             snapshot = self._written(target)
-            totals = None if snapshot is None else totals_of(snapshot)
+            totals = None if snapshot is None else added_totals(snapshot)
             after = replace(before, output=table_dataset(target), totals=totals)
         except Exception as error:  # as above
-            log.info("could not report the target to OpenLineage's backend: %r", error)
+            log.info("could not report the target to the OpenLineage backend: %r", error)
             after = before
         run.ended(clock.now_ms(), after)
 
@@ -76,8 +76,8 @@ class DayRun:
         return None
 
 
-def totals_of(snapshot: Snapshot) -> Totals:
-    """Return what a snapshot added, according to its summary."""
+def added_totals(snapshot: Snapshot) -> Totals:
+    """Return the rows, bytes and files that a snapshot added, according to its summary."""
     summary = snapshot.summary
     keys = ("added-records", "added-files-size", "added-data-files")
     rows, size, files = (int((summary.get(key) if summary else None) or 0) for key in keys)

@@ -1,4 +1,6 @@
-"""Finds days of an aggregation that are complete by their signals but missing from its target; from metadata alone."""
+"""Finds days whose signals show that they are complete but that an aggregation's target is missing. Reads metadata
+only.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.aggregate.day_input import is_complete, revisions_of, stands
+from frazil.aggregate.day_input import encode_revisions, is_complete, is_in_history
 from frazil.aggregate.spec import AggregationSpec, parse_day
 from frazil.commit.history import ancestors
 from frazil.partitions.windows import Grain, Window
@@ -19,8 +21,8 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
 MAX_DAYS = 35
-"""Number of days back from the newest complete window that are checked: a month without operators, and a few days
-more.
+"""Maximum number of days that are checked, back from the newest complete window: enough for a month without an
+operator.
 """
 
 
@@ -36,16 +38,16 @@ class WaitingDay:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregated:
+class AggregatedDays:
     """The days that an aggregation has written, according to the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """What the newest run of each day read: the revisions, and the source's sequence number."""
+    """The input of each day's newest run: the revisions, and the source's sequence number."""
     oldest_ms: int = 0
     """Time of the oldest known snapshot of the target; 0 if the history is complete."""
 
 
-def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
+def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
     """Return the waiting days from `first` on, in order, at most MAX_DAYS back. Raises the errors of
     `catalog_errors`.
     """
@@ -59,13 +61,13 @@ def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tup
         newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
         try:
             source = catalog.load_table(spec.source).metadata
-            done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
+            done = find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source)
         except NoSuchTableError:
-            done = Aggregated({})
+            done = AggregatedDays({})
     return decide_waiting(list(newest.values()), done)
 
 
-def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
+def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
     """Return the first day that is not complete yet, or the first day in the target if that is earlier.
 
     Returns None before the first signal.
@@ -74,46 +76,46 @@ def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
         cursor = TableSignals.load(catalog, spec.source).cursor
         try:
             source = catalog.load_table(spec.source).metadata
-            days = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source).days
+            days = find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source).days
         except NoSuchTableError:
             days = {}
     if cursor is None:
         return None
-    return min([parse_day(Window.of(cursor.through_us, Grain.DAY).key), *days])
+    return min([parse_day(Window.containing(cursor.through_us, Grain.DAY).key), *days])
 
 
-def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
+def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
     """Return whether the target shows a day with these signals' revisions, or with a newer state of the source."""
     with catalog_errors(catalog.name):
         try:
             source = catalog.load_table(spec.source).metadata
-            done = aggregated(catalog.load_table(spec.target).metadata, spec.name, source=source)
+            done = find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source)
         except NoSuchTableError:
             return False
     return day in done.days and not decide_waiting(signals, done)
 
 
-def decide_waiting(signals: Sequence[Signal], done: Aggregated) -> tuple[WaitingDay, ...]:
+def decide_waiting(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
     """Return the complete days whose newest revisions the target does not show. Pure."""
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
-        by_day.setdefault(parse_day(Window.of(signal.start_us, Grain.DAY).key), []).append(signal)
+        by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)
     found = []
     for day, mine in sorted(by_day.items()):
-        since_ms, revisions = max(s.signalled_at_ms for s in mine), revisions_of(mine)
-        if is_complete(day, mine) and not _shown(day, mine, revisions, since_ms, done):
+        since_ms, revisions = max(s.signalled_at_ms for s in mine), encode_revisions(mine)
+        if is_complete(day, mine) and not _is_up_to_date(day, mine, revisions, since_ms, done):
             found.append(WaitingDay(day, revisions, since_ms))
     return tuple(found)
 
 
-def _shown(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, done: Aggregated) -> bool:
+def _is_up_to_date(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, done: AggregatedDays) -> bool:
     known = done.days.get(day)
     if known is None:
         return since_ms < done.oldest_ms
     return known[0] == revisions or known[1] >= max(s.sequence_number for s in signals)
 
 
-def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Aggregated:
+def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
     """Return the days of one aggregation in a target's history.
 
     A run does not count if the state of the source that it read is no longer in the source's history, because the
@@ -128,11 +130,11 @@ def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Ag
             day = date.fromisoformat(said["frazil.day"])
             number = int(said.get("frazil.input-sequence-number", 0))
             # Walking the source's history is expensive, so it is done once per day.
-            if day not in days and stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
+            if day not in days and is_in_history(source, int(said.get("frazil.input-snapshot-id", -1)), number):
                 days[day] = (said.get("frazil.input-revisions", ""), number)
-    return Aggregated(days, oldest_ms)
+    return AggregatedDays(days, oldest_ms)
 
 
-def late(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
+def late_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
     """Return the days that have waited longer than the aggregation's declared limit."""
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

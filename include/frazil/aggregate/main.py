@@ -1,4 +1,4 @@
-"""The process of one daily aggregation run: its Spark session, its log, and the exit code that Airflow sees."""
+"""Runs one daily aggregation as a process, with its Spark session, its log, and its exit code for Airflow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from datetime import date
 from pathlib import Path
 
-from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, given_input
+from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, reuse_input
 from frazil.aggregate.day_run import DayRun
 from frazil.aggregate.run import aggregate_day
 from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
@@ -14,7 +14,7 @@ from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.spark.application import start_session
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger("frazil")
 
@@ -37,12 +37,12 @@ def run_aggregation(
 
 
 def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
-    catalog = existing_catalog(spec.catalog)
+    catalog = open_existing_catalog(spec.catalog)
     if snapshot_id is None:
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:
-        given = given_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
-    with openlineage_jobs() as jobs, DayRun(catalog, spec, day, given).reported(jobs):
+        given = reuse_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
+    with openlineage_jobs() as jobs, DayRun(catalog, spec, day, given).report(jobs):
         spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
         try:
             log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)

@@ -22,7 +22,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviation
 
-from frazil.aggregate.day_input import DayInput, lineage, newer_input
+from frazil.aggregate.day_input import DayInput, input_summary, newer_input
 from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.table.catalogs import catalog_errors
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 """Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
 
@@ -54,23 +54,29 @@ def aggregate_day(
     refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after ATTEMPTS
     conflicts.
     """
-    result = _result(spark, catalog, spec, day=day, given=given)
-    _make_target(spark, catalog, spec, result)
-    for _ in range(ATTEMPTS):
+    result = _query_day(spark, catalog, spec, day=day, given=given)
+    _create_target(spark, catalog, spec, result)
+    for _ in range(MAX_ATTEMPTS):
         with catalog_errors(catalog.name):
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
         newer = newer_input(spec, day, given, target=target.metadata, source=source.metadata)
         if newer is not None:
-            return DayOutcome(False, _refusal(spec, day, given, newer))
-        if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
+            return DayOutcome(False, _not_written_message(spec, day, given, newer))
+        if _overwrite(
+            result, _spark_name(catalog, spec.target), day, base=target, summary=input_summary(spec, day, given)
+        ):
             return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {given.snapshot_id}")
-        log.info("%s: another run wrote %s meanwhile; trying again", spec.target, day)
-    raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
+        log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
+    raise CommitUnavailable(
+        f"{spec.target}: other runs wrote {day} during each of {MAX_ATTEMPTS} attempts; run the aggregation again"
+    )
 
 
-def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput) -> DataFrame:
+def _query_day(
+    spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
+) -> DataFrame:
     """Return the result of the SQL for the day, with the day as its first column."""
-    source = _name(catalog, spec.source)
+    source = _spark_name(catalog, spec.source)
     try:
         spark.catalog.refreshTable(source)
         rows = spark.read.option("versionAsOf", str(given.snapshot_id)).table(source)
@@ -81,17 +87,17 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
         return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
         raise SpecError(
-            f"aggregation {spec.name}: {spec.source} cannot be read with this SQL: {_first_line(error)}"
+            f"aggregation {spec.name}: the SQL cannot be run on {spec.source}: {_first_line(error)}"
         ) from error
 
 
-def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
+def _create_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
     """Create the target, partitioned by day, if it does not exist.
 
     PyIceberg creates the table, because Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog
     does not accept a partition by column 0.
     """
-    target = _name(catalog, spec.target)
+    target = _spark_name(catalog, spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with catalog_errors(catalog.name):
         if not catalog.table_exists(spec.target):
@@ -124,7 +130,8 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
         writer.overwrite(F.col(DAY_COLUMN) == F.lit(day))
     except AnalysisException as error:
         raise SchemaIncompatible(
-            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change either (ALTER TABLE)"
+            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change the SQL, or the table "
+            "(ALTER TABLE)"
         ) from error
     except (Py4JJavaError, PySparkException) as error:
         if not any(conflict in str(error) for conflict in _CONFLICTS):
@@ -133,15 +140,15 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
     return True
 
 
-def _refusal(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
+def _not_written_message(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
     return (
-        f"{spec.target}: nothing was done: {day} shows a newer state of {spec.source} already: sequence number "
-        f"{newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}), and this run was "
-        f"given {given.sequence_number} (snapshot {given.snapshot_id})"
+        f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: sequence "
+        f"number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The input of "
+        f"this run has sequence number {given.sequence_number} (snapshot {given.snapshot_id})"
     )
 
 
-def _name(catalog: Catalog, identifier: str) -> str:
+def _spark_name(catalog: Catalog, identifier: str) -> str:
     return ".".join(f"`{part}`" for part in (catalog.name, *identifier.split(".")))
 
 

@@ -1,4 +1,4 @@
-"""A daily aggregation as declared: one YAML file, named after the aggregation.
+"""Reads the declaration of a daily aggregation: one YAML file, named after the aggregation.
 
 This module loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder repeatedly.
 """
@@ -57,7 +57,7 @@ class AggregationSpec(Model):
     @model_validator(mode="after")
     def _two_tables(self) -> Self:
         if self.source == self.target:
-            raise ValueError("source and target are the same table: name another target")
+            raise ValueError("source and target are the same table: declare another target")
         return self
 
 
@@ -67,23 +67,23 @@ def parse_day(text: str | None) -> date:
         day = date.fromisoformat(text or "")
     except ValueError:
         day = None
-    if day is None or str(day) != text:  # 20131230 is another key
-        raise SpecError(f"{text!r} is not a day; write YYYY-MM-DD, such as 2013-12-30 (it is a day in UTC)")
+    if day is None or str(day) != text:  # 20131230 is not a valid key
+        raise SpecError(f"{text!r} is not a day; write YYYY-MM-DD, such as 2013-12-30 (days are in UTC)")
     return day
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     """Return one aggregation of a folder by its name; other files in the folder may be invalid.
 
-    If the aggregation's file is broken, or missing for a moment, returns the last valid declaration. Raises SpecError
-    if there never was a valid one.
+    If the aggregation's file is invalid or temporarily missing, returns the last valid declaration. Raises SpecError if
+    the aggregation never had a valid declaration.
     """
     try:
         return _find(folder, name)
     except SpecError as error:
         if (last := recall(folder, name, AGGREGATIONS)) is None:
             raise
-        log.warning("the last valid declaration of the aggregation %s is used: %s", name, error)
+        log.warning("using the last valid declaration of the aggregation %s: %s", name, error)
         return last
 
 
@@ -107,10 +107,11 @@ def load_aggregation(path: Path) -> AggregationSpec:
 def _validate(declared: Mapping[str, Any], path: Path) -> AggregationSpec:
     if not re.match(STREAM_NAME, path.stem):
         raise SpecError(
-            f"{path}: the file's name is the aggregation's: lower case letters, digits, '-', '_', a letter first"
+            f"{path}: the file's name is the aggregation's name, so it must begin with a lower-case letter and have "
+            "only lower-case letters, digits, '-' and '_'"
         )
     if "name" in declared:
-        raise SpecError(f"{path}: name: is no key of an aggregation, whose name is its file's; remove it")
+        raise SpecError(f"{path}: name: is not a key of an aggregation, which has the name of its file; remove it")
     try:
         return AggregationSpec.model_validate({**declared, "name": path.stem}, by_alias=True, by_name=False)
     except ValidationError as error:

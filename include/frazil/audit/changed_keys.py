@@ -56,7 +56,7 @@ def changed_keys(
     written, left = [none], [unplaced]
     for task, result in done:
         counts += result.counts
-        written += [reader.whole(file.path, keys) for file in result.files if file.content == "data"]
+        written += [reader.read_all(file.path, keys) for file in result.files if file.content == "data"]
         left += _left(task, result, reader, placed)
     new, old = _plain(pa.concat_tables(written)), _plain(pa.concat_tables(left))
     others = _of_others(old, topics).select(names).group_by(names).aggregate([])
@@ -87,12 +87,12 @@ def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) ->
     for path in result.replaced:
         with reader.open(path) as data:
             gone = np.arange(data.starts[-1])
-            yield data.at(keys, np.setdiff1d(gone, reader.deleted(by_path[path])))
+            yield data.rows_at(keys, np.setdiff1d(gone, reader.deleted_positions(by_path[path])))
     for file in result.files:
         if file.content == "position-deletes":
             for path, gone in reader.deletes(file.path).items():
                 with reader.open(path) as data:
-                    yield data.at(keys, np.setdiff1d(gone, reader.deleted(by_path[path])))
+                    yield data.rows_at(keys, np.setdiff1d(gone, reader.deleted_positions(by_path[path])))
 
 
 def _plain(rows: pa.Table) -> pa.Table:

@@ -11,14 +11,14 @@ from itertools import chain
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import ByTopicId, CommittedRange, claimed_offsets
-from frazil.commit.backfill_records import Record, chunks, published, topic_ids
-from frazil.commit.history import ancestors, changes_of, commit_records, skipped_ranges
-from frazil.commit.journal import Journal, JournalStore, key_of
+from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
+from frazil.commit.backfill_records import BackfillRecord, chunks, published_records, topic_ids
+from frazil.commit.history import ancestors, commit_records, merge_counts, skipped_ranges
+from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.period import Period
 from frazil.ingest.contract import is_routed
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, offset_bitmap
 
 CLOCK_SLACK_MS = 3_600_000
 """How far a writer's clock may have stepped back: the search for records begins this long before the period."""
@@ -41,7 +41,10 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Dead letters that became rows. Their offsets lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None if a snapshot with that number has expired."""
+    """Number of records dropped as repeats; None if a snapshot with that number has expired.
+
+    Leaves out batches that a rollback removed, if an operator accepted that.
+    """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of the topics with these ids. A former topic of the name had another log."""
@@ -68,9 +71,9 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
     Leaves out the journals of batches that are not committed.
     """
     live = [record for record in journals.records() if _committed(record.key, marker)]
-    backfills = list(published(journals, metadata, marker.stream))
+    backfills = list(published_records(journals, metadata, marker.stream))
     summed = _summed(live, _of_backfills(journals, backfills))
-    repeats = None if backfills else _repeats(journals, metadata, live)
+    repeats = None if backfills else _repeats(journals, metadata, _kept(live, summed, marker))
     gone = tuple(_gone(journals, marker, metadata, live))
     return dataclasses.replace(summed, gone=gone, replayed=_replayed(journals, backfills), repeats=repeats)
 
@@ -83,7 +86,7 @@ def _gone(journals: JournalStore, marker: Marker, metadata: TableMetadata, live:
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
-        if (key := key_of(path)) is None or key in keys:
+        if (key := parse_key(path)) is None or key in keys:
             continue
         is_forgotten = marker.fate(key) is Fate.UNKNOWN and (first is None or key < first)
         if not is_forgotten and journals.read(path) is None:
@@ -105,7 +108,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     gone: list[str] = []
     oldest: BatchKey | None = None
     for snapshot, path in commit_records(metadata, marker.stream):
-        oldest = key_of(path) or oldest
+        oldest = parse_key(path) or oldest
         if snapshot.timestamp_ms in window:
             record = journals.read(path)
             if record is None:
@@ -115,12 +118,26 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     if _history_begins_ms(metadata) > window.from_ms:
         found += _before_history(journals, marker, oldest, window)
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
-    backfills = list(published(journals, metadata, marker.stream, window=window))
+    backfills = list(published_records(journals, metadata, marker.stream, window=window))
     summed = _summed(found, _of_backfills(journals, backfills))
-    repeats = None if backfills else _repeats(journals, metadata, found)
+    repeats = None if backfills else _repeats(journals, metadata, _kept(found, summed, marker))
     return dataclasses.replace(
         summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(journals, backfills), repeats=repeats
     )
+
+
+def _kept(batches: Iterable[Journal], summed: Claims, marker: Marker) -> list[Journal]:
+    """Return the batches without those that a rollback removed, if an operator accepted that."""
+    current = summed.of_topics(marker.source.topic_ids)
+    lost = {tp: accepted_loss(current.get(tp, ()), spans) for tp, spans in marker.given_up.items()}
+
+    def is_lost(batch: Journal) -> bool:
+        read = [p for p in batch.progress if p.start < p.end]
+        return bool(read) and all(
+            p.topic_partition in lost and offset_bitmap(p.start, p.end) <= lost[p.topic_partition] for p in read
+        )
+
+    return [batch for batch in batches if not is_lost(batch)] if lost else [*batches]
 
 
 def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
@@ -130,7 +147,7 @@ def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[
     paths = [journals.path(batch.key) for batch in batches]
     if any(path not in kept for path in paths):
         return None
-    return sum(changes_of(kept[path]).get("repeated", 0) for path in paths)
+    return sum(merge_counts(kept[path]).get("repeated", 0) for path in paths)
 
 
 def _before_history(
@@ -154,15 +171,15 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
 
 
 def _committed(key: BatchKey, marker: Marker) -> bool:
-    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
+    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
 
 
-def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterator[tuple[Journal, bool]]:
+def _of_backfills(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
 
 
-def _replayed(journals: JournalStore, backfills: Iterable[Record]) -> dict[TopicPartition, dict[str, BitMap64]]:
+def _replayed(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> dict[TopicPartition, dict[str, BitMap64]]:
     found: dict[TopicPartition, dict[str, BitMap64]] = defaultdict(dict)
     for record in backfills:
         ids = topic_ids(chunks(journals, record.backfill)) if record.replayed else {}
@@ -186,6 +203,6 @@ def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) 
             topic_id = record.source.topic_ids.get(p.topic, "")
             epoch = record.leader_epochs.get(p.topic_partition)
             ranges[p.topic_partition].append(
-                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, leader_epoch=epoch)
+                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, leader_epoch=epoch)
             )
     return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, dict(routed))

@@ -8,19 +8,20 @@ records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pyroaring import BitMap64
 
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, covered, merged_ranges
-from frazil.offsets.spans import between
-from frazil.offsets.tally import OffsetTally, spans
+from frazil.audit.ranges import CommittedRange, Group, accepted_loss, claimed_offsets, covered, merged_ranges
+from frazil.offsets.spans import offset_bitmap
+from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import counted
 
 SPANS_NAMED = 5
+OF_FORMER_TOPIC = "of a former topic of this name and cannot be compared with Kafka"
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
@@ -29,6 +30,7 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
         *_duplicates(evidence),
         *_both(evidence),
         *_missing(evidence),
+        *_dropped(evidence),
         *_log_cut(evidence),
         *_unclaimed(evidence),
         *_miscounted(evidence, _rows(evidence)),
@@ -46,7 +48,21 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def missing(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but that are in neither table."""
+    """Return the offsets that Kafka has and a commit claims, but that are in neither table.
+
+    Leaves out what the transform drops. If a range has no more such offsets than its commit record counts as dropped,
+    these are left out too: an earlier transform may have dropped others.
+    """
+    lost = _nowhere(evidence)
+    if evidence.kafka is None or not lost:
+        return lost
+    for r in evidence.ranges:
+        if r.dropped and len(lost & r.offsets) <= r.dropped:
+            lost = lost - r.offsets
+    return lost - evidence.kafka.dropped
+
+
+def _nowhere(evidence: Evidence) -> BitMap64:
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -56,51 +72,87 @@ def missing(evidence: Evidence) -> BitMap64:
 
 def duplicates(evidence: Evidence) -> int:
     """Count surplus rows. Each topic that had the topic's name may have one row at an offset."""
-    allowed_twice, once = covered(evidence.rewritten), BitMap64()
-    for ranges in evidence.generations.values():
-        claimed = claimed_offsets(ranges)
-        allowed_twice |= once & claimed
-        once |= claimed
-    if not allowed_twice:
-        return evidence.rows.copies
-    return len(evidence.rows.repeated - allowed_twice)
+    again, repeated = _permitted_again(evidence), evidence.rows.repeated
+    at_least = len(repeated - again[0]) if again else len(repeated)
+    if evidence.rewritten:  # how many rows such an offset may have is not known
+        return at_least
+    return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
+
+
+def _permitted_again(e: Evidence) -> list[BitMap64]:
+    """Return the offsets that may have a second row, those of them that may have a third row, and so on."""
+    layers: list[BitMap64] = []
+    for claimed in (*map(claimed_offsets, e.generations.values()), covered(e.rewritten)):
+        carried = claimed
+        for index, layer in enumerate(layers):
+            layers[index], carried = layer | carried, layer & carried
+        layers.append(carried)
+    return [offsets for offsets in layers[1:] if offsets]
 
 
 def _duplicates(e: Evidence) -> Iterable[Finding]:
-    yield _too_many(e, e.tables, e.rows, duplicates(e))
+    again, count = _permitted_again(e), duplicates(e)
+    named = e.rows.repeated - again[0] if again else e.rows.repeated
+    unnamed = f"{', or ' if named else ''}at offsets that several topics of this name had"
+    where = at_offsets(named) + (unnamed if again and count > len(named) else "")
+    yield _too_many(e, e.tables, count, where)
     yield from _duplicated_dead_letters(e)
 
 
 def _duplicated_dead_letters(e: Evidence) -> Iterable[Finding]:
-    yield _too_many(e, "the dead-letter table", e.dead_letters, _copies(e.dead_letters, e))
+    named = e.dead_letters.repeated - covered(e.rewritten)
+    yield _too_many(e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, at_offsets(named))
 
 
-def _too_many(e: Evidence, table: str, tally: OffsetTally, count: int) -> Finding:
-    sentence = f"{counted(count, 'row')} too many in {table}, at offsets {_named(tally.repeated)}"
-    return _finding(e, FindingKind.DUPLICATES, count, sentence)
+def _too_many(e: Evidence, table: str, count: int, where: str) -> Finding:
+    """Report surplus rows. Operators delete rows at the named offsets, so `where` names no other offsets."""
+    return _finding(e, FindingKind.DUPLICATES, count, f"{counted(count, 'row')} too many in {table}, {where}")
+
+
+def ambiguous_offsets(e: Evidence) -> BitMap64:
+    """Return the offsets that another record may have had: of a former topic of the name, or before Kafka's log was
+    truncated.
+    """
+    former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
+    return former | covered(e.rewritten)
 
 
 def _both(e: Evidence) -> Iterable[Finding]:
-    former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
-    both = (e.rows.seen & e.dead_letters.seen) - covered(e.rewritten) - former
-    sentence = (
-        f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once: {_named(both)}"
-    )
+    both = (e.rows.seen & e.dead_letters.seen) - ambiguous_offsets(e)
+    are = counted(len(both), "offset", "is row and dead letter|are rows and dead letters")
+    sentence = f"{are} at once, {at_offsets(both)}"
     yield _finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _missing(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
     records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
-    sentence = f"{records} that Kafka has of what was committed {are} in no table: {_named(lost)}"
+    sentence = f"{records} that Kafka has of what was committed {are} in no table, {at_offsets(lost)}"
     yield _finding(e, FindingKind.MISSING, len(lost), sentence)
+
+
+def _dropped(e: Evidence) -> Iterable[Finding]:
+    """Compare the number of records that commit records count as dropped with what is in the tables and in Kafka."""
+    there = e.rows.seen | e.dead_letters.seen
+    more = (there.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
+    wrong = sum(max(0, n) for n in more) if counted_once(e) else 0
+    sentence = f"{counted(wrong, 'record')} that commit records count as dropped by the transform are in a table"
+    yield _finding(e, FindingKind.MISCOUNTED, wrong, sentence)
+    if e.kafka is None:
+        return
+    others = _nowhere(e) - e.kafka.dropped - missing(e)
+    yield _finding(
+        e, FindingKind.NOT_COMPARED, len(others),
+        f"{counted(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost: the transform as it "
+        f"is declared now does not drop them: {_named(others)}",
+    )  # fmt: skip
 
 
 def _log_cut(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.cut is None:
         return
     cut = e.kafka.cut
-    others = len(e.kafka.offsets & between(cut, e.marker) - covered(e.rewritten))
+    others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered(e.rewritten))
     yield _finding(
         e, FindingKind.LOG_CUT, max(others, 1),
         f"Kafka's log was cut at offset {cut:,}, below what was committed: "
@@ -116,7 +168,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     """
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
-    before = e.rows.seen & between(0, begin)
+    before = e.rows.seen & offset_bitmap(0, begin)
     yield _finding(
         e,
         FindingKind.NOT_COMPARED,
@@ -124,9 +176,8 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
         f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
     )
     unclaimed = e.rows.seen - claimed - before
-    sentence = (
-        f"{counted(len(unclaimed), 'row')} that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
-    )
+    rows, where = counted(len(unclaimed), "row"), at_offsets(unclaimed)
+    sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {where}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
@@ -214,6 +265,11 @@ def _records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
+def _highest(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
+    """Return the largest possible number of records of a group's topics, without the topic with the id `but`."""
+    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
+
+
 def _there(e: Evidence) -> BitMap64:
     """Return the offsets that are in a table, or whose absence is reported or accepted."""
     return e.rows.seen | e.dead_letters.seen | missing(e) | _accepted(e)
@@ -236,15 +292,17 @@ def _hidden(e: Evidence, group: Group) -> int:
 
 
 def compare_repeats(
-    evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
+    evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
     """Compare the rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
 
     `repeats` is None if the number of dropped records is unknown. In that case, with `by_source`, the comparison is
     left to the one with Kafka's records.
     """
+    evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    if repeats is None or not all(map(counted_once, evidence)):
+    records = sum(_highest(group, lambda r: r.records) for e in evidence for group in e.groups)
+    if not counts_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
         sentence = (
@@ -253,12 +311,25 @@ def compare_repeats(
             "expired. `--source` compares with Kafka's records"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
-    off = records - repeats - rows
+    off = records - (repeats or 0) - rows
     sentence = (
-        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats:,} of them "
+        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats or 0:,} of them "
         f"were dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
+
+
+def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
+    """Whether commit records alone count the rows of a stream with dedupe."""
+    return repeats is not None and all(counted_once(_without_accepted(e)) for e in evidence)
+
+
+def _without_accepted(e: Evidence) -> Evidence:
+    """Return the evidence without the ranges whose loss an operator accepted."""
+    lost = accepted_loss((r for r in e.ranges if r.topic_id == e.topic_id), e.given_up)
+    if not lost:
+        return e
+    return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
@@ -292,14 +363,13 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         there = e.rows.seen | e.dead_letters.seen
         # The marker ends them: a reset may have moved it, and nothing was committed since.
         read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
-        holes = [(a[1], b[0] - 1) for a, b in pairwise(read) if a[1] < b[0]]
-        holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
-        skipped = sum(last - first + 1 for first, last in holes)
+        accepted = (span for span in e.given_up if not there & offset_bitmap(*span))
+        holes = covered([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
         yield _finding(
             e,
             FindingKind.SKIPPED,
-            skipped,
-            f"{counted(skipped, 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
+            len(holes),
+            f"{counted(len(holes), 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_named(holes)}",
         )
     again = covered(e.rewritten)
     yield _finding(
@@ -308,16 +378,20 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         f"may be in the table twice: {_named(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        gone = len(claimed_offsets(current) & between(0, e.kafka.first))
-        yield _finding(
-            e, FindingKind.UNCHECKED, gone,
-            f"{counted(gone, 'offset', 'is|are')} no longer in Kafka, before {e.kafka.first:,}: checked against the "
-            "records alone",
-        )  # fmt: skip
+        former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
+        sentence = f"{counted(former, 'row', 'is|are')} {OF_FORMER_TOPIC}"
+        yield _finding(e, FindingKind.NOT_COMPARED, former, sentence)
+        gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted(e))
+        yield _finding(e, FindingKind.UNCHECKED, gone, checked_by_commit_records(gone, e.kafka.first))
 
 
-def _copies(tally: OffsetTally, e: Evidence) -> int:
-    return len(tally.repeated - covered(e.rewritten)) if e.rewritten else tally.copies
+def checked_by_commit_records(committed: int, first: int) -> str:
+    """Describe committed offsets that Kafka no longer has, where commit records count every row."""
+    were = "one was" if committed == 1 else "ones were"
+    return (
+        f"offsets before {first:,} are gone from Kafka; the {committed:,} committed {were} checked against commit "
+        "records only"
+    )
 
 
 def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
@@ -333,12 +407,13 @@ def counted_once(e: Evidence) -> bool:
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 
+def at_offsets(offsets: BitMap64) -> str:
+    """Return the offsets as text: `at offset 5`, `at offsets 5, 7 to 9`; empty without offsets."""
+    return f"at offset{'' if len(offsets) == 1 else 's'} {_named(offsets)}" if offsets else ""
+
+
 def _named(offsets: BitMap64) -> str:
-    return _spans_named(list(spans(offsets, limit=SPANS_NAMED + 1)))
-
-
-def _spans_named(found: list[tuple[int, int]]) -> str:
-    """Return the first few spans as text."""
+    found = list(first_spans(offsets, limit=SPANS_NAMED + 1))
     named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+
+from pyiceberg.table import Table
 
 from frazil.audit.run import Audit, audit_stream
 from frazil.audit.source import ask_kafka
+from frazil.commit.marker import Marker
 from frazil.commit.opened import read_stream
 from frazil.commit.period import Period
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest.contract import Target
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec
 
 
@@ -16,18 +24,35 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
     Raises the errors of `audit_stream`, and of opening the stream.
     """
-    tables = read_stream(spec).tables
+    tables, signals = read_stream(spec).tables, spec.window is not None
     if spec.mode == "upsert":
         from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - staging and merging, which others need not
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     if spec.dedupe is not None:
-        found = audit_stream(tables, window=window, drops_repeats=True, replayed_from_source=with_source)
+        found = audit_stream(
+            tables, window=window, drops_repeats=True, replayed_from_source=with_source, signals=signals
+        )
         if not with_source:
             return found
         from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above
 
         return found.with_findings(compared_with_source(spec, tables, window=window))
     ask = partial(ask_kafka, spec) if with_source else None
+    if with_source and spec.transform:
+        from frazil.audit.dropped import dropped_offsets  # noqa: PLC0415 - decoding, which others need not
+
+        ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
     named = {*spec.route.tables.values()} if spec.route else ()
-    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named)
+    place = partial(_placed, spec, tables) if with_source and spec.route else None
+    return audit_stream(
+        tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place, signals=signals
+    )
+
+
+def _placed(
+    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
+) -> Mapping[Target, Tallies]:
+    from frazil.audit.replay import records_by_table  # noqa: PLC0415 - staging, which others need not
+
+    return records_by_table(spec, tables, table, marker, spans)

@@ -22,6 +22,8 @@ class InKafka:
     offsets: BitMap64
     cut: int | None = None
     """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
+    dropped: BitMap64 = field(default_factory=BitMap64)
+    """The offsets whose records the transform drops, as it is declared now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Evidence:
     """What findings call the tables that have `rows`."""
     drops_repeats: bool = False
     """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
+    former_dead_letters: int = 0
+    """Number of dead letters of topics that had this name before. `dead_letters` does not have them."""
     groups: list[Group] = field(init=False, repr=False, compare=False)
     """The audited ranges, each with the ranges that overlap it."""
 
@@ -88,6 +92,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     whole: bool = True,
     drops_repeats: bool = False,
     tables: str = "the table",
+    former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
     """Return the evidence for each topic-partition that is known, or that has claims in the period."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
@@ -107,6 +112,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
             replayed=claimed.replayed.get(tp, {}),
             tables=tables,
             drops_repeats=drops_repeats,
+            former_dead_letters=(former_dead_letters or {}).get(tp, 0),
         )
         for tp in sorted(known)
     )

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import Span, between
+from frazil.offsets.spans import Span, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
 """Offsets of each topic that had the name."""
@@ -22,7 +22,9 @@ ByTopicId = Mapping[str, BitMap64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters."""
+    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters,
+    or were dropped.
+    """
 
     start: int
     end: int
@@ -31,12 +33,14 @@ class CommittedRange:
     topic_id: str
     selects: bool = False
     """Whether a backfill took only some records, by event time. The other records are not missing."""
+    dropped: int = 0
+    """Number of records that the stream's transform dropped."""
     leader_epoch: int | None = field(default=None, compare=False)
     """The epoch of the leader that had `end`; None if no broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:
-        return between(self.start, self.end)
+        return offset_bitmap(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +172,18 @@ def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
     return covered(merged_ranges(ranges))
 
 
-def read_again(ranges: Iterable[CommittedRange]) -> int:
-    """Count the offsets that are in more than one of the ranges."""
+def claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
+    """Return the offsets that are in more than one of the ranges."""
     found, reach = list[Span](), 0
     for r in sorted(ranges):
         found.append((r.start, min(r.end, reach)))
         reach = max(reach, r.end)
-    return len(covered(span for span in found if span[0] < span[1]))
+    return covered(span for span in found if span[0] < span[1])
+
+
+def accepted_loss(ranges: Iterable[CommittedRange], given_up: Iterable[Span]) -> BitMap64:
+    """Return the offsets whose loss an operator accepted after a rollback, without those that were committed again.
+
+    `ranges` are of the current topic, whose offsets `given_up` has.
+    """
+    return covered(given_up) - claimed_again(ranges)

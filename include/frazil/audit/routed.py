@@ -16,25 +16,25 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import counted_once
+from frazil.audit.compare import ambiguous_offsets, at_offsets
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import merged_ranges
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
-from frazil.commit.backfill_records import chunks, given_up, published
+from frazil.audit.ranges import claimed_offsets, merged_ranges
+from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
+from frazil.commit.backfill_records import chunks, given_up, published_records
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker, property_name
-from frazil.commit.members import Member, member_of, never_had, newest_left, renamed
+from frazil.commit.members import Member, find_renamed, journals_never_committed, member_of, newest_remaining_metadata
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import all_beside, is_beside, some_beside
+from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
-from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally, Tallies, together
+from frazil.offsets.spans import TopicPartition, offset_bitmap
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
-from frazil.table.landed_offsets import Wanted, tally, tally_files
-from frazil.table.lost import registration
+from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
+from frazil.table.lost import registration_command
 from frazil.table.parallel import in_parallel
 
 MAX_READS = 3
@@ -74,18 +74,18 @@ class Replays:
         """Read the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
-        for record in published(tables.journals, default_table.metadata, tables.stream):
+        for record in published_records(tables.journals, default_table.metadata, tables.stream):
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        last = unsettled(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
+        last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the files with rows that a routed table does not have yet, judging by the table's properties."""
-        if self.last is None or target in self.given_up or has_rows_of(properties, self.last):
+        if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
 
@@ -108,7 +108,7 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
         return ()
-    waiting = Followers.of(tables, marker).waiting
+    waiting = Followers.load(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
     step = partial(_rows_of, _RowSearch(tables, waiting, spans, replays, named))
     found = in_parallel(step, targets)
@@ -132,7 +132,7 @@ def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(sought, waiting, target)
-        if not (found.problem and (sought.replays.last or some_beside(sought.tables, waiting, target))):
+        if not (found.problem and (sought.replays.last or has_waiting_files(sought.tables, waiting, target))):
             break
     return found
 
@@ -146,10 +146,10 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         member = member_of(tables, target)
-        renamed_to = None if member is None else renamed(tables, member, sought.named)
+        renamed_to = None if member is None else find_renamed(tables, member, sought.named)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
-        elif member or not waiting or not all_beside(tables, waiting, target):
+        elif member or not waiting or not all_files_wait(tables, waiting, target):
             problem = _gone(tables, target, member)
     else:
         renamed_to = _first_now(sought, target, table)
@@ -158,14 +158,14 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
             problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
         else:
-            found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
+            found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
     if table is None:  # rows that wait in its own folder are read too: they are not lost with what it had
-        missing, io, properties = never_had(tables, target, waiting), default_io, dict[str, str]()
+        missing, io, properties = journals_never_committed(tables, target, waiting), default_io, dict[str, str]()
     else:
         missing, io, properties = missing_journals(tables, table, waiting), table.io, dict(table.properties)
     waits = 0
     files = [
-        (file, default_io if is_beside(tables, file) else io)
+        (file, default_io if is_waiting_file(tables, file) else io)
         for journal in missing
         for file in journal.staged_for(target)
     ]
@@ -185,13 +185,13 @@ def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | Non
     if property_name(sought.tables.stream) in table.properties:
         return None
     member = member_of(sought.tables, target)
-    return renamed(sought.tables, member, sought.named) if member and member.is_another(table) else None
+    return find_renamed(sought.tables, member, sought.named) if member and member.is_another(table) else None
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     """Return what to do about a table that is not in the catalog, whether or not the route still has the table."""
-    catalog, newest = tables.main.catalog_name, None if member is None else newest_left(tables, member)
-    again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
+    catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
+    again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
         f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "
@@ -199,17 +199,8 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     )
 
 
-def compare_tables(
-    evidence: Sequence[Evidence],
-    default: tuple[str, Tallies],
-    routed: Sequence[RoutedRows],
-    claimed: Claims,
-    replays: Replays,
-) -> Iterator[Finding]:
-    """Compare the rows of each table with the number that commit records count for the table. Pure.
-
-    `default` is the name and the rows of the default table.
-    """
+def unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
+    """Report tables that could not be read, and rows that wait for tables. Pure."""
     for one in routed:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
@@ -217,24 +208,81 @@ def compare_tables(
             waits = counted(one.waiting, "row", "waits|wait")
             sentence = f"{waits} to be committed to it. The command `frazil route` says why, if that lasts"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
-    if not all(map(counted_once, evidence)):
-        sentence = "offsets were committed more than once: rows are not counted table by table"
-        yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default[0])
-        return
+
+
+def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
+    """Report that the rows of the tables were not compared table by table."""
+    sentence = (
+        "offsets were committed more than once, as by a backfill: rows were not counted table by table (--source "
+        "compares each row's table)"
+    )
+    yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
+
+
+def count_tables(
+    default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: Replays
+) -> Iterator[Finding]:
+    """Compare the rows of each table with the number that commit records count for the table. Pure.
+
+    `default` is the name and the rows of the default table. Each offset must have been committed once.
+    """
     replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
     said = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
     said.update(replayed)
-    by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
-        by_name[one.renamed or one.target].append(one.rows)
         if one.renamed:
             said[one.renamed] += said.pop(one.target, 0)
-    for name, tallies in (default, *((name, together(of)) for name, of in by_name.items())):
+    for name, tallies in _by_table(default, routed).items():
         rows = _rows_of_claims(tallies, claimed)
         if off := rows - said[name]:
             sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"
             yield Finding(FindingKind.MISCOUNTED, abs(off), sentence, name)
+
+
+def compare_places(
+    evidence: Sequence[Evidence],
+    default: tuple[str, Tallies],
+    routed: Sequence[RoutedRows],
+    placed: Mapping[Target, Tallies],
+) -> Iterator[Finding]:
+    """Report the rows that are in another table than the one that the route, as declared now, has for them. Pure.
+
+    `placed` has the offsets of Kafka's records by table. Missing records have their own findings.
+    """
+    expected = {default[0] if target == "main" else target: of for target, of in placed.items()}
+    for name, tallies in _by_table(default, routed).items():
+        for e in evidence:
+            tp = e.topic, e.partition
+            rows = _seen(tallies, tp) - _seen(expected.get(name, {}), tp) - ambiguous_offsets(e)
+            for other in sorted(expected.keys() - {name}):
+                if strangers := rows & _seen(expected[other], tp):
+                    sentence = (
+                        f"it has {counted(len(strangers), 'row')} that the route, as declared now, has for table "
+                        f"{other}: {e.topic}-{e.partition} {at_offsets(strangers)}"
+                    )
+                    yield Finding(FindingKind.MISCOUNTED, len(strangers), sentence, name)
+    gone = sum(
+        len(claimed_offsets(e.ranges) & e.rows.seen & offset_bitmap(0, e.kafka.first)) for e in evidence if e.kafka
+    )
+    if gone:
+        sentence = (
+            f"{counted(gone, 'row', 'is|are')} of records that are gone from Kafka, and the table of each was not "
+            "compared: offsets were committed more than once"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
+
+
+def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
+    """Return the rows of each table by the table's current name."""
+    by_name = defaultdict[Target, list[Tallies]](list)
+    for one in routed:
+        by_name[one.renamed or one.target].append(one.rows)
+    return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
+
+
+def _seen(tallies: Tallies, tp: TopicPartition) -> BitMap64:
+    return tallies[tp].seen if tp in tallies else BitMap64()
 
 
 def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:

@@ -10,30 +10,50 @@ from pyiceberg.table.snapshots import Operation
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import compare, compare_counts, compare_dead_letters, compare_repeats, duplicates, missing
+from frazil.audit.compare import (
+    compare,
+    compare_counts,
+    compare_dead_letters,
+    compare_repeats,
+    counted_once,
+    duplicates,
+    missing,
+)
 from frazil.audit.evidence import Evidence, InKafka, explained, gather
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
-from frazil.audit.routed import Replays, compare_tables, routed_rows
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled
+from frazil.audit.routed import (
+    Replays,
+    RoutedRows,
+    compare_places,
+    count_tables,
+    not_counted,
+    routed_rows,
+    unread_rows,
+)
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.history import ancestors
-from frazil.commit.journal import key_of
+from frazil.commit.journal import parse_key
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.ingest.contract import Target
-from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally, Tallies, together
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.file_bounds import Within
-from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
 from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
 """Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that Kafka cannot confirm."""
+
+
+PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
+"""Returns the offsets of Kafka's records in these spans, by the table that the route, as declared now, has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +70,14 @@ class PartitionAudit:
     end: int
     rows: int
     distinct: int
+    """Number of records that have a row: `rows` without `duplicates`."""
     duplicates: int
     gaps: int | None
     """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
     dead_letters: int
+    """Number of dead letters, including those of former topics of this name."""
+    dropped: int = 0
+    """Number of records that the transform dropped, by the commit records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +121,9 @@ class _Run:
     drops_repeats: bool
     named: Collection[Target]
     """The tables that the route names now."""
+    place: PlaceRecords | None = None
+    signals: bool = True
+    """Whether windows of the table are signalled."""
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -107,27 +134,50 @@ class _Run:
         """Gather the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
-        default = tally(
-            self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream))
+        default = tally_rows(
+            self.table,
+            RowSelection(topics, within),
+            RowSelection(topics, within, branch=open_branch(self.marker.stream)),
         )
         replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
         routed = routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
         found = gather(
             self.marker,
             claimed,
-            rows=together([default, *(one.rows for one in routed)]) if routed else default,
+            rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
             tables="the route" if routed else "the table",
             dead_letters=self.tally_dead_letters(claimed),
             kafka=kafka,
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
+            former_dead_letters=self._former_dead_letters(claimed),
         )
         if not routed:
             return found, notes
-        of_tables = compare_tables(found, (self.tables.main.identifier, default), routed, claimed, replays)
+        own = self.tables.main.identifier, default
+        return found, (*notes, *unread_rows(routed), *self._of_tables(found, own, routed, claimed, replays))
+
+    def _of_tables(
+        self,
+        evidence: tuple[Evidence, ...],
+        default: tuple[str, Tallies],
+        routed: tuple[RoutedRows, ...],
+        claimed: Claims,
+        replays: Replays,
+    ) -> Iterable[Finding]:
+        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed again."""
         if self.drops_repeats:  # how many of them each table dropped is not known
-            of_tables = (finding for finding in of_tables if finding.kind is not FindingKind.MISCOUNTED)
-        return found, (*notes, *of_tables)
+            return ()
+        if all(map(counted_once, evidence)):
+            return count_tables(default, routed, claimed, replays)
+        if self.place is None:
+            return not_counted(default[0], claimed)
+        spans = {
+            (e.topic, e.partition): (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
+            for e in evidence
+            if e.kafka and e.kafka.offsets
+        }
+        return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
 
     def tally_dead_letters(self, claimed: Claims) -> Tallies:
         """Tally the dead letters as they are once the last published backfill or replay has ended.
@@ -135,15 +185,15 @@ class _Run:
         Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
         """
         ids = self.marker.source.topic_ids
-        wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
+        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
-        backfill = unsettled(self.table.properties, own, self.marker.stream)
+        backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
         if backfill is None:
             return dead_letters
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
-            return together([dead_letters, tally(self.tables.dead_letters.current(), staged)])
+            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)])
         settled = {
             tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
         }
@@ -151,6 +201,16 @@ class _Run:
             **dead_letters,
             **{tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()},
         }
+
+    def _former_dead_letters(self, claimed: Claims) -> Mapping[TopicPartition, int]:
+        """Count the dead letters of topics that had these names before."""
+        ids = self.marker.source.topic_ids
+        if not any(claimed.former_offsets(ids).values()):
+            return {}
+        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        table = self.tables.dead_letters.current()
+        own, every = tally_rows(table, wanted), tally_rows(table, replace(wanted, topic_ids=None))
+        return {tp: of.rows - (own[tp].rows if tp in own else 0) for tp, of in every.items()}
 
     def _topics(self, claimed: Claims) -> set[str]:
         return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
@@ -170,6 +230,8 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     drops_repeats: bool = False,
     replayed_from_source: bool = False,
     named: Collection[Target] = (),
+    place: PlaceRecords | None = None,
+    signals: bool = True,
 ) -> Audit:
     """Read all evidence and compare it.
 
@@ -183,7 +245,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     while True:
         table = tables.main.refresh()
         marker = marker_of(tables, table)
-        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named)
+        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
         claimed = run.claims()
         before = _before(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
@@ -195,23 +257,24 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
         by_source = replayed_from_source
-        of_repeats = compare_repeats(evidence, claimed.records, repeats, stream=tables.stream, by_source=by_source)
+        of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=by_source)
         notes = (*notes, *of_repeats)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
-) -> tuple[tuple[Finding, ...], int] | None:
+) -> tuple[tuple[Finding, ...], int | None] | None:
     """Compare an upserted stream with its commit records alone, as far as that is possible.
 
-    Returns the findings, and the number of rows that these commits have in the table.
+    Returns the findings, and the number of rows that these commits have in the table; None if rows were not counted.
     For a period, and without coordinates, only dead letters are compared. Returns None if a replay was published after
     `table` was loaded: then load it again.
     """
     marker = marker_of(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
-    if window is None and has_coordinates(table.schema()):
+    by_offset = window is None and has_coordinates(table.schema())
+    if by_offset:
         compared: Callable[[Evidence], tuple[Finding, ...]] = compare
         evidence, notes = run.evidence(claimed)
     else:
@@ -222,7 +285,7 @@ def audit_changes(
     if _replayed_meanwhile(run):
         return None
     evidence = _with_other_claims(run, claimed, evidence, compared)
-    rows = sum(len(e.rows.seen) for e in evidence)
+    rows = sum(len(e.rows.seen) for e in evidence) if by_offset else None
     return (*notes, *(finding for each in evidence for finding in compared(each))), rows
 
 
@@ -237,9 +300,12 @@ def marker_of(tables: StreamTables, table: Table) -> Marker:
     return marker
 
 
-def standing_findings(table: Table, marker: Marker, claimed: Claims, window: Period | None) -> tuple[Finding, ...]:
+def standing_findings(
+    table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
+) -> tuple[Finding, ...]:
     """Return findings about the table and its commit records that do not depend on the table's rows."""
-    return (*_before(table, marker, claimed), *_changed(table, stream=marker.stream, window=window))
+    changed = _changed(table, stream=marker.stream, window=window, signals=signals)
+    return (*_before(table, marker, claimed), *changed)
 
 
 def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
@@ -287,22 +353,24 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window))
+    findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window, signals=run.signals))
     partitions = tuple(_numbers(e) for e in evidence)
     return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
 
 
 def _numbers(e: Evidence) -> PartitionAudit:
+    surplus = duplicates(e)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in e.ranges), default=None),
         end=e.marker if e.whole else max(r.end for r in e.ranges),
         rows=e.rows.rows,
-        distinct=len(e.rows.seen),
-        duplicates=duplicates(e),
+        distinct=e.rows.rows - surplus,
+        duplicates=surplus,
         gaps=len(missing(e)) if e.kafka is not None else None,
-        dead_letters=len(e.dead_letters.seen),
+        dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
+        dropped=sum(r.dropped for r in e.ranges),
     )
 
 
@@ -318,7 +386,7 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     """Report unreadable commit records. Records that `frazil forget` deleted are not an error."""
     found = []
     for path in claimed.gone:
-        key = key_of(path)
+        key = parse_key(path)
         forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         found.append(
@@ -333,7 +401,7 @@ def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
-def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Finding, ...]:
+def _changed(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report commits of other programs that removed rows, by their summaries: a note, because they reopen no window."""
     found = [
         snapshot
@@ -349,8 +417,8 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
     rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
     sentence = (
         f"{counted(len(found), 'commit')} of others deleted or overwrote rows; the last of them, snapshot "
-        f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}. That reopens no "
-        "window that was signalled before: its signal names an earlier snapshot until a row is appended to the window"
+        f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
+        f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
     return (Finding(FindingKind.CHANGED, len(found), sentence, stream),)
 

@@ -17,7 +17,7 @@ from frazil.ingest.contract import Destinations, StageContext, Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.stream.stage_context import staged_target
-from frazil.table.made_tables import made_for, tables_of
+from frazil.table.made_tables import load_route_tables, route_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Sinks:
         """
         if spec.route is None:
             return cls({"main": main}, {})
-        found = tables_of(main.catalog, spec.route, stream=spec.name)
-        made = {made_for(t.properties, name, spec.route, stream=spec.name): name for name, t in found.items()}
+        found = load_route_tables(main.catalog, spec.route, stream=spec.name)
+        made = {route_value(t.properties, name, spec.route, stream=spec.name): name for name, t in found.items()}
         by_value = {**{value: name for value, name in made.items() if value is not None}, **spec.route.tables}
         notes = dict(_not_compared(spec.route, tables, found, marker))
         compared = {name: table for name, table in found.items() if name not in notes}
@@ -69,7 +69,7 @@ def _not_compared(
     route: Route, tables: StreamTables, found: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
     """Yield the tables that cannot be compared with the default table's marker, and why."""
-    waiting = Followers.of(tables, marker).waiting
+    waiting = Followers.load(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in found.items():

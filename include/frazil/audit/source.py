@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
 from frazil.audit.evidence import InKafka
@@ -15,15 +17,22 @@ from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.committed_offsets import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.log_watch import find_cut
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 
 
 def ask_kafka(
-    spec: StreamSpec, marker: Marker, claimed: Claims
+    spec: StreamSpec,
+    marker: Marker,
+    claimed: Claims,
+    *,
+    dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
-    """Return the offsets that Kafka has of each claimed range, if cluster and topic are still those of the marker."""
+    """Return the offsets that Kafka has of each claimed range, if cluster and topic are still those of the marker.
+
+    `dropped` returns those whose records a transform drops.
+    """
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
@@ -32,7 +41,7 @@ def ask_kafka(
         ranges: dict[TopicPartition, tuple[int, int]] = {}
         current = claimed.of_topics(known.topic_ids)
         for tp in sorted(claimed.ranges):
-            if sentence := _why_not_comparable(tp[0], known, now, spec):
+            if sentence := why_not_comparable(tp[0], known, now, spec):
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
@@ -42,10 +51,14 @@ def ask_kafka(
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
         cut = cut_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
     tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
-    return {tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp)) for tp in ranges}, tuple(notes)
+    by_transform = dropped(ranges)
+    found_in_kafka = {
+        tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp), by_transform.get(tp, BitMap64())) for tp in ranges
+    }
+    return found_in_kafka, tuple(notes)
 
 
-def _why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+def why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Return why Kafka's topic cannot be compared with the committed records; None if it can be compared."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"

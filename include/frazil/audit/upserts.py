@@ -9,10 +9,9 @@ error in the table. The audit needs as much memory and CPU as one batch of these
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
@@ -21,29 +20,36 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
+from frazil.audit.compare import OF_FORMER_TOPIC, at_offsets, checked_by_commit_records, counts_rows
+from frazil.audit.evidence import gather
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
+from frazil.audit.ranges import (
+    CommittedRange,
+    accepted_loss,
+    by_topic_id,
+    claimed_again,
+    claimed_offsets,
+    merged_ranges,
+)
+from frazil.audit.replay import Replay, scratch_folder
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
-from frazil.audit.source import cut_logs
-from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.mode import MERGED, merge_rules
+from frazil.audit.source import cut_logs, why_not_comparable
+from frazil.commit.marker import Marker
+from frazil.commit.mode import MERGING_MODES, merge_rules
 from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.home import make_folder, run_folder
-from frazil.ingest.contract import OffsetRange, StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.stage import stage
+from frazil.ingest.contract import StageContext, StagedFile, Target
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
 from frazil.merge.table_files import Reader
 from frazil.merge.task import merge
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, offset_bitmap, offset_runs
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import executors_kafka_properties
 from frazil.spec.units import counted
-from frazil.stream.stage_context import stage_context
-from frazil.table.landed_offsets import Wanted, tally
+from frazil.table.file_bounds import COORDINATES
+from frazil.table.landed_offsets import split_by_partition
 
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
@@ -66,17 +72,28 @@ def audit_upserts(
         found = audit_changes(tables, table, claimed, window=window, named=named)
     of_commits, rows = found
     partitions = tuple(_numbers(claimed))
-    replaced = max(0, sum(partition.rows for partition in partitions) - rows)
-    findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
+    changes = sum(partition.rows for partition in partitions)
+    standing = standing_findings(table, marker, claimed, window, signals=spec.window is not None)
+    findings = (*standing, *of_commits, *_read_again(claimed))
     if with_source:
-        findings = (*findings, *_compared(spec, tables, table, marker, claimed))
-    elif replaced:
-        sentence = (
-            f"{counted(replaced, 'committed change')} without a row: later ones replaced them, or their rows are "
-            "missing. `--source` compares with Kafka's records"
-        )
-        findings = (*findings, Finding(FindingKind.NOT_COMPARED, replaced, sentence, spec.name))
+        findings = (*findings, *_compared(spec, tables, table, marker, claimed, window=window))
+    elif changes:
+        findings = (*findings, _by_commit_records(changes, rows, spec.name))
     return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
+
+
+def _by_commit_records(changes: int, rows: int | None, stream: str) -> Finding:
+    """Report that no value was compared. `rows` is None if the rows of these changes were not counted."""
+    sentence = (
+        f"{counted(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
+        "(--source does)"
+    )
+    if rows is not None and rows < changes:
+        sentence += (
+            f". {counted(changes - rows, 'change', 'has|have')} no row of their own, which is normal if later changes "
+            "replaced them"
+        )
+    return Finding(FindingKind.NOT_COMPARED, changes, sentence, stream)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
@@ -85,7 +102,9 @@ def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Peri
     Raises the same errors as `audit_stream`.
     """
     table, marker, claimed = _claimed(tables, window)
-    yield from _compared(spec, tables, table, marker, claimed)
+    evidence = gather(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
+    by_records = marker.routed is None and counts_rows(evidence, claimed.repeats)
+    yield from _compared(spec, tables, table, marker, claimed, window=window, by_records=by_records)
 
 
 def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
@@ -110,7 +129,7 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
 def _read_again(claimed: Claims) -> Iterator[Finding]:
     """Report the offsets that the counts include more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
-        if again := sum(read_again(ranges) for ranges in by_topic_id(of).values()):
+        if again := sum(len(claimed_again(ranges)) for ranges in by_topic_id(of).values()):
             sentence = (
                 f"{counted(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and dead "
                 "letters count each time"
@@ -118,9 +137,20 @@ def _read_again(claimed: Claims) -> Iterator[Finding]:
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
 
-def _compared(
-    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
+def _compared(  # noqa: PLR0913 - what is compared, and with what
+    spec: StreamSpec,
+    tables: StreamTables,
+    table: Table,
+    marker: Marker,
+    claimed: Claims,
+    *,
+    window: Period | None = None,
+    by_records: bool = False,
 ) -> Iterator[Finding]:
+    """Merge Kafka's records of the claimed ranges, and all later ones, into the tables, without a commit.
+
+    `by_records` is whether commit records alone count the rows of these ranges.
+    """
     if marker.routed is not None and spec.route is None:
         sentence = (
             f"{counted(claimed.records, 'record')} of a stream that had a route: which of them belong to other tables "
@@ -131,10 +161,7 @@ def _compared(
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
     if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
-        sentence = (
-            f"{counted(former, 'offset', 'is|are')} of a topic that had this name before: nothing is compared with "
-            "their records"
-        )
+        sentence = f"{counted(former, 'offset', 'is|are')} {OF_FORMER_TOPIC}"
         yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
@@ -144,128 +171,154 @@ def _compared(
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
         found = kafka.describe()
-        if (found.identity.cluster_id, *_ids(found.identity.topic_ids, starts)) != (
-            marker.source.cluster_id,
-            *_ids(marker.source.topic_ids, starts),
-        ):
-            sentence = "the topic is not the one that was read: nothing is compared with Kafka"
-            yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
-            return
+        why_not = {
+            topic: why
+            for topic in sorted({topic for topic, _ in starts})
+            if (why := why_not_comparable(topic, marker.source, found.identity, spec))
+        }
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
-        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in starts if tp in ends})
+        starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
+        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in starts})
+    for topic, why in why_not.items():
+        offsets = sum(len(claimed_offsets(of)) for tp, of in current.items() if tp[0] == topic)
+        yield Finding(FindingKind.NOT_COMPARED, offsets, why, topic)
     for (topic, partition), offset in sorted(cut.items()):
         sentence = (
             f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "
             "that Kafka no longer has. `frazil reset STREAM --to marker` goes on there"
         )
         yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
-    gone = sum(max(0, min(first.get(tp, 0), marker.offsets[tp]) - start) for tp, start in starts.items())
-    if gone:
-        sentence = f"Kafka has deleted {counted(gone, 'record')} of them: nothing is known about these"
-        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, spec.name)
-    # Everything up to the marker: a later record of a key is what the table has.
-    ranges = tuple(
-        OffsetRange(*tp, max(start, first.get(tp, start)), min(marker.offsets[tp], ends[tp].stable))
-        for tp, start in sorted(starts.items())
-        if tp in ends
-    )
-    ranges = tuple(r for r in ranges if r.start < r.end)
-    if ranges:
+    every = claimed if window is None else claims(tables.journals, marker, table.metadata)
+    read = {
+        tp: _to_read(tp, start, every, marker) for tp, start in starts.items() if tp in ends and tp[0] not in why_not
+    }
+    yield from _gone_from_kafka(spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records)
+    spans = {
+        tp: [*offset_runs(offsets & offset_bitmap(begin, end), (begin, end))]
+        for tp, offsets in sorted(read.items())
+        for begin, end in [(first.get(tp, 0), max(first.get(tp, 0), ends[tp].stable))]
+    }
+    if any(spans.values()):
         sinks = Sinks.of(spec, tables, table, marker)
         yield from sinks.findings
-        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges))
+        yield from _differences(Replay(spec, tables, sinks, found.identity.topic_ids, spans, [*why_not]))
 
 
-def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
-    return [topic_ids.get(topic) for topic in sorted({topic for topic, _ in starts})]
+def _to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
+    """Return the offsets from `start` to the marker whose records the table has: a later record of a key replaced an
+    earlier one. Leaves out what a reset or `source.on-gap` skipped, and what an operator gave up after a rollback.
+    """
+    ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
+    lost = accepted_loss(ranges, marker.given_up.get(tp, ()))
+    up_to_marker = offset_bitmap(start, marker.offsets[tp])
+    return (up_to_marker if every.gone else up_to_marker & claimed_offsets(ranges)) - lost
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Replay:
-    """The records to read again, and the tables to compare them with."""
-
-    spec: StreamSpec
-    tables: StreamTables
-    sinks: Sinks
-    topic_ids: Mapping[str, str]
-    ranges: tuple[OffsetRange, ...]
-
-    @property
-    def topics(self) -> set[str]:
-        return {of.topic for of in self.ranges}
-
-    def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
-        """Stage the records in subfolders of `folder`."""
-        kafka = executors_kafka_properties(self.spec, os.environ)
-        found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
-        found = self.sinks.placed(self.spec, found)
-        targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
-        context = dataclasses.replace(found, targets=targets, existing_dead_letters=self._held())
-        return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
-
-    def _held(self) -> dict[TopicPartition, bytes]:
-        """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
-        records.
-        """
-        wanted = Wanted(self.topics, None, self.topic_ids, self.spec.name)
-        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
-        return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
-
-    def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
-        """Return the context of a merge into a table; the merge is never committed."""
-        table = self.sinks.tables[target]
-        rules = dataclasses.replace(
-            merge_rules(self.spec, table), how="merge-on-read", traced=False, landed=self.tables.landed(table)
-        )
-        merged = target_table(table, folder=str(folder / "merged" / target))
-        return MergeContext(self.spec.name, rules, staged.targets[target], merged)
+def _gone_from_kafka(
+    stream: str,
+    read: Mapping[TopicPartition, tuple[Sequence[CommittedRange], BitMap64]],
+    first: Mapping[TopicPartition, int],
+    *,
+    by_records: bool,
+) -> Iterator[Finding]:
+    """Report the committed records that Kafka no longer has; `read` has the ranges and the offsets to read."""
+    gone = 0
+    for tp, (ranges, offsets) in sorted(read.items()):
+        before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
+        if before and by_records:
+            sentence = checked_by_commit_records(len(before), first[tp])
+            yield Finding(FindingKind.UNCHECKED, len(before), sentence, f"{tp[0]}-{tp[1]}")
+        gone += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
+    if gone and not by_records:
+        were = "was" if gone == 1 else "were"
+        sentence = f"{counted(gone, 'committed record', 'is|are')} gone from Kafka and {were} not compared"
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
 
 
-def _differences(replay: _Replay) -> Iterator[Finding]:
-    folder, stream = run_folder(replay.spec.name), replay.spec.name
-    make_folder(folder)
-    with TemporaryDirectory(dir=folder, prefix="audit-") as name:
-        result, staged = replay.staged(Path(name))
-        if result.values:
-            sentence = f"records of {counted(len(result.values), 'value')} have no table: {sorted(result.values)[:3]}"
-            yield Finding(FindingKind.NOT_COMPARED, len(result.values), sentence, stream)
+def _differences(replay: Replay) -> Iterator[Finding]:
+    stream = replay.spec.name
+    with scratch_folder(stream) as folder:
+        results, staged = replay.staged(folder)
+        if values := sorted({value for result in results for value in result.values}):
+            sentence = f"records of {counted(len(values), 'value')} have no table: {values[:3]}"
+            yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
-            changes = tuple(file for file in result.files if file.target == target)
-            context = replay.merge_context(staged, target, Path(name))
+            changes = tuple(file for result in results for file in result.files if file.target == target)
+            context = _merge_context(replay, staged, target, folder)
             subject = stream if target == "main" else target
             yield from _differences_of(replay, table, changes, context, subject)
 
 
+def _merge_context(replay: Replay, staged: StageContext, target: Target, folder: Path) -> MergeContext:
+    """Return the context of a merge into a table; the merge is never committed."""
+    table = replay.sinks.tables[target]
+    rules = dataclasses.replace(
+        merge_rules(replay.spec, table), how="merge-on-read", traced=False, landed=replay.tables.landed(table)
+    )
+    merged = target_table(table, folder=str(folder / "merged" / target))
+    return MergeContext(replay.spec.name, rules, staged.targets[target], merged)
+
+
 def _differences_of(
-    replay: _Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+    replay: Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
     done = _merged(table, changes, context)
     counts = sum((result.counts for _, result in done), Counts())
     if replay.spec.dedupe is None:
-        yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject)
+        yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject, replay.not_read)
         return
-    # A row without an event time repeats nothing, so that it is always inserted again.
-    event_time = table.schema().find_field(context.rules.event_time or "").field_id
-    if missing := counts.inserted - sum(file.null_value_counts.get(event_time, 0) for file in changes):
-        what = f"{counted(missing, 'record')} of Kafka: no row has its key near its event time"
-        yield Finding(FindingKind.MISSING, missing, what, subject)
+    if missing := _inserted(done, changes, context):
+        count = sum(map(len, missing.values()))
+        where = "; ".join(f"{topic}-{partition} {at_offsets(of)}" for (topic, partition), of in sorted(missing.items()))
+        verbs = "has no row and repeats none" if count == 1 else "have no row and repeat none"
+        what = f"{counted(count, 'record')} of Kafka {verbs}: {where}"
+        yield Finding(FindingKind.MISSING, count, what, subject)
 
 
-def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) -> Iterator[Finding]:
-    """Report the keys that a merge of all records would change."""
-    late = LATE_AFTER_DELETE if spec.order_by else ""
+def _inserted(
+    done: Sequence[_Done], changes: Sequence[StagedFile], context: MergeContext
+) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
+
+    Leaves out rows without an event time: these repeat nothing, so that they are always added again.
+    """
+    replaced = {path for _, result in done for path in result.replaced}
+    written = [file.path for _, result in done for file in result.files]
+    target, event_time = context.target, context.rules.event_time or ""
+    columns = Schema.model_validate_json(target.schema_json).select(*COORDINATES, event_time)
+    reader = Reader(load_file_io(dict(target.io), location=target.folder), target.properties)
+    found = defaultdict[TopicPartition, BitMap64](BitMap64)
+    for path in (*(file.path for file in changes if file.path not in replaced), *written):
+        rows = reader.read_all(path, columns)
+        timed = rows.filter(rows[event_time].is_valid()).select(COORDINATES)
+        for batch in timed.to_batches():
+            for tp, offsets in split_by_partition(batch):
+                found[tp] |= BitMap64(offsets.tolist())
+    return found
+
+
+def _of_keys(
+    counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str, not_read: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Report the keys that a merge of all records would change. Records of the topics `not_read` may have deleted
+    others.
+    """
+    again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
+    late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
         (
-            FindingKind.MISSING,
+            FindingKind.NOT_COMPARED if not_read else FindingKind.MISSING,
             counts.inserted,
             keys.inserted,
-            "is not in the table, though Kafka's newest record of it is no delete",
+            f"is not in the table; a record of {', '.join(not_read)}, which cannot be read, may have deleted it"
+            if not_read
+            else f"is not in the table, though Kafka's newest record of it is no delete{again}",
         ),
         (
             FindingKind.MISCOUNTED,
             counts.updated - keys.others_updated,
             keys.updated,
-            "has other values in the table than in Kafka's newest record of it",
+            f"has other values in the table than in Kafka's newest record of it{again}",
         ),
         (
             FindingKind.UNCLAIMED,
@@ -297,7 +350,7 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
     rules = context.rules
     if not changes:
         return []
-    plan = MERGED[context.changes.content].plan(table, changes, rules, parallelism=1)
+    plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
     done = {task.index: (task, merge(context, task)) for task in plan.tasks}
     for last in plan.inserting:
         maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]

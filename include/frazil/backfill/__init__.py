@@ -1,4 +1,4 @@
-"""Writes records that Kafka or files have and the table misses: planned, staged, audited, and published exactly
+"""Adds records that Kafka or files have and the table is missing: plans, stages, audits, and publishes them exactly
 once.
 """
 

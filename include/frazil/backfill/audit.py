@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from frazil.audit.ranges import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.ingest.contract import Target
-from frazil.offsets.spans import Spans, TopicPartition, between, merged
+from frazil.offsets.spans import Spans, TopicPartition, merge_spans, offset_bitmap
 from frazil.offsets.tally import Tallies
 from frazil.spec.units import counted
 
@@ -25,14 +25,16 @@ def whole_ranges(
     """
     found = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
-        there = _offsets_in(tallies, tp)
+        present = _offsets_in(tallies, tp)
         for r in claimed[tp]:
-            if not r.selects and there.range_cardinality(r.start, r.end) >= r.records + r.rejected:
-                found[tp] |= between(r.start, r.end)
+            if not r.selects and present.range_cardinality(r.start, r.end) >= r.records + r.rejected:
+                found[tp] |= offset_bitmap(r.start, r.end)
     return found
 
 
-def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
+def topic_generations(
+    requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
+) -> set[str]:
     """Return the ids of topics that had this name and whose committed ranges overlap the requested offsets."""
     return {
         r.topic_id
@@ -43,7 +45,7 @@ def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[Committ
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedRecords:
     """The records that a backfill staged on its branches, with the records of the tables and the source."""
 
     journals: tuple[Journal, ...]
@@ -55,45 +57,52 @@ class Staged:
     """The records of these ranges in Kafka or the files. None if an event-time filter selected only some records."""
 
 
-def spans_of(journals: Iterable[Journal]) -> Spans:
+def staged_spans(journals: Iterable[Journal]) -> Spans:
     """Return the offsets that the chunks cover."""
-    return merged((p.topic_partition, (p.start, p.end)) for j in journals for p in j.progress)
+    return merge_spans((p.topic_partition, (p.start, p.end)) for j in journals for p in j.progress)
 
 
-def landed_elsewhere(staged: Staged) -> int:
-    """Count the staged records that are also in the tables by now."""
+def count_landed_elsewhere(staged: StagedRecords) -> int:
+    """Return the number of staged records that are also in the tables by now."""
     own = {tp: _offsets_in((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _offsets_in(staged.elsewhere, tp)) for tp, offsets in own.items())
 
 
-def problems(staged: Staged) -> list[str]:
+def find_problems(staged: StagedRecords) -> list[str]:
     """Return the reasons why the staged records must not be published, one sentence each."""
-    said = []
+    found = []
     for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
         ("dead letters", staged.dead_letters, sum(j.rejected for j in staged.journals)),
     ):
-        there, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
-        if there != count:
-            said.append(f"the branch has {there:,} {name}, and its journals count {count:,}")
+        rows, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
+        if rows != count:
+            found.append(f"the branch has {rows:,} {name}, but its journals count {count:,}")
         if copies:
-            said.append(f"{copies:,} {name} are on the branch more than once")
+            found.append(f"{copies:,} {name} are on the branch more than once")
+    dropped = Counter[TopicPartition]()
+    for journal in staged.journals:
+        dropped.update({p.topic_partition: p.dropped for p in journal.progress})
     for tp, offsets in (staged.source or {}).items():
         lost = offsets - _offsets_in((staged.rows, staged.dead_letters), tp)
-        if lost:
-            said.append(
-                f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
+        if len(lost) != dropped[tp]:
+            but = f" (its journals count {dropped[tp]:,} that the transform drops)" if dropped[tp] else ""
+            found.append(
+                f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}, the first at offset "
+                f"{lost.min() if lost else 0:,}"
             )
-    return said
+    return found
 
 
-def in_other_tables(staged: Mapping[Target, Tallies], there: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Report staged changes whose rows are in other tables, from when the route was declared otherwise."""
+def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
+    """Yield a sentence for each other table that has rows of staged changes, from an earlier declaration of the
+    route.
+    """
     for target, own in staged.items():
-        for other in there.keys() - {target}:
-            if found := sum(len(tally.seen & _offsets_in((there[other],), tp)) for tp, tally in own.items()):
+        for other in tables.keys() - {target}:
+            if found := sum(len(tally.seen & _offsets_in((tables[other],), tp)) for tp, tally in own.items()):
                 of = counted(found, "record")
-                yield f"{of} for table {target} landed in {other}, when the route was declared otherwise"
+                yield f"{of} for table {target} landed in table {other}, from an earlier declaration of the route"
 
 
 def _offsets_in(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:

@@ -1,8 +1,8 @@
-"""Files that a backfill or a replay merges into tables. Until then, they are in no table and in no branch.
+"""Finds and merges the staged files of a backfill or a replay that are merged into tables.
 
-So the journals of the chunks list the staged files. An upserted table cannot show which dead letters still have to be
-merged, because a later change may have replaced the row. The dead-letter table shows it: only a published replay
-removes dead letters.
+Before the merge, no table and no branch has these files, so only the journals of the chunks list them. An upserted
+table cannot show which dead letters are not merged yet, because a later change may have replaced the row. The
+dead-letter table shows it: only a published replay removes dead letters.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pyroaring import BitMap64
 
 from frazil.commit.journal import Journal
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules
-from frazil.offsets.spans import Spans, TopicPartition, bitmaps
+from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.table.landed_offsets import tally_files
 
 
-def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
-    """Return the writer of staged files, which are older than rows of records that followed them in Kafka.
+def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
+    """Return the writer for staged files of a backfill or replay, whose records are older than rows in the table.
 
-    Files of a stream that appends become the table's as they are. Others are merged, in a task for each group of them:
-    a task whose files are unchanged is not done again where a round is lost.
+    In append mode, the files are added unchanged. Otherwise they are merged, one task per group of files. If a commit
+    attempt must be repeated, only groups whose files changed run again.
     """
     merging = tables.merging
-    if merging is None or not files or files[0].content not in MERGED:
+    if merging is None or not files or files[0].content not in MERGING_MODES:
         return SnapshotWriter(files)
 
     def rules(table: Table) -> MergeRules:
@@ -42,22 +42,22 @@ def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> Snapsh
     return MergeWriter(tables.stream, files, older, tables.landed)
 
 
-def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
+def files_to_merge(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
     """Return the staged files that a merge applies."""
-    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED)
+    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGING_MODES)
 
 
 def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
     """Tally the offsets of the staged files that are merged into the default table."""
-    return tally_files(table.io, (file.path for file in changes_of(journals)))
+    return tally_files(table.io, (file.path for file in files_to_merge(journals)))
 
 
-def gone(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return those offsets of the spans that are not dead letters, or no longer."""
-    return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in bitmaps(spans).items()}
+def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the spans that are not dead letters (any longer)."""
+    return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
 
 
-def settled_meanwhile(rows: Tallies, dead_letters: Tallies) -> Tallies:
+def no_longer_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
     """Return the staged offsets that are no longer dead letters."""
     left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _offsets_in(dead_letters, tp) for tp in rows}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}

@@ -16,21 +16,21 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import merging_older
+from frazil.backfill.changes import writer_for_older_files
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.routes import bring
+from frazil.backfill.routes import commit_to_routed_tables
 from frazil.backfill.rules import (
+    already_ended_message,
     check_fit,
-    check_mine,
     check_no_open_windows,
     check_not_abandoned,
     check_not_reset,
-    ended_before,
-    ended_meanwhile,
-    overtaken,
-    read_on,
-    replaced,
-    taken,
+    check_owned,
+    ended_during_start_message,
+    lost_races_message,
+    next_epoch,
+    read_further_message,
+    replaced_message,
 )
 from frazil.commit.backfill_marker import (
     BackfillMarker,
@@ -41,21 +41,21 @@ from frazil.commit.backfill_marker import (
     staging_stream,
 )
 from frazil.commit.backfill_records import (
-    Record,
+    BackfillRecord,
     backfill_folder,
     backfill_journals,
     chunks,
-    record_of,
+    load_record,
     record_path,
     topic_ids,
 )
-from frazil.commit.branch_end import BranchEnd, stands
+from frazil.commit.branch_end import BranchEnd, require_unchanged
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
-from frazil.commit.replayed_dead_letters import failed_again, settled_dead_letters
+from frazil.commit.mode import MERGING_MODES
+from frazil.commit.replayed_dead_letters import read_new_errors, replayed_change
 from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source
 from frazil.commit.snapshot import SnapshotWriter
@@ -65,7 +65,7 @@ from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.supervision import record_action
 from frazil.ingest.contract import StagedFile, is_routed
-from frazil.offsets.spans import TopicPartition, merged, overlap
+from frazil.offsets.spans import TopicPartition, merge_spans, spans_overlap
 from frazil.spec.units import counted
 from frazil.table.tables import may_delete_files
 
@@ -84,25 +84,27 @@ class BackfillCommitter:
     backfill: BackfillMarker
 
     @classmethod
-    def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> BackfillCommitter:
+    def begin(
+        cls, tables: StreamTables, request: BackfillRequest, *, continuing_id: str | None = None
+    ) -> BackfillCommitter:
         """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
 
         No earlier epoch can commit afterwards. Raises `WriterBusy` if another backfill is under way. Raises `Fenced` if
         another backfill has just ended and its dead letters may not be published yet. Raises BackfillAbandoned if an
-        operator abandoned the backfill of the request's run, or the backfill with the id `going_on`.
+        operator abandoned the backfill of the request's run, or the backfill with the id `continuing_id`.
         """
         ended = clear_ended(tables)
 
         def begun(_: Table, found: BackfillMarker | None) -> BackfillMarker:
-            if going_on:
-                check_not_abandoned(found, going_on)
+            if continuing_id:
+                check_not_abandoned(found, continuing_id)
             if found is not None and not found.is_open and found.id != ended:
-                raise Fenced(ended_meanwhile(found))
-            return taken(found, request)
+                raise Fenced(ended_during_start_message(found))
+            return next_epoch(found, request)
 
-        backfill = _append(tables, tables.main, begun)
+        backfill = _commit_marker(tables, tables.main, begun)
         committer = cls(tables, _staging_tables(tables, backfill.id), backfill)
-        _append(tables, tables.dead_letters, committer._fenced_dead_letters)
+        _commit_marker(tables, tables.dead_letters, committer._fence_dead_letters)
         committer._settle()
         if len(backfill.batches) == 1:
             committer._add_to_history(f"begins, for the run {request.run}" if request.run else "begins")
@@ -120,10 +122,10 @@ class BackfillCommitter:
         Raises `Fenced`, and `StaleBatch` if the chunk's files no longer fit the table.
         """
         if not self.own.journals.put(journal):
-            raise Fenced(replaced(self.backfill, f"chunk {journal.key} is journaled already"))
+            raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} exists already"))
         return self._commit(journal, planned=planned)
 
-    def staged(self) -> BackfillMarker:
+    def mark_staged(self) -> BackfillMarker:
         """Record that every chunk is staged."""
         staged = self._change(
             self.tables.main, lambda backfill: dataclasses.replace(backfill, state=BackfillState.STAGED)
@@ -132,7 +134,7 @@ class BackfillCommitter:
         return self.backfill
 
     def publish(
-        self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
+        self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
         """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
 
@@ -146,9 +148,9 @@ class BackfillCommitter:
         files = tuple(f for j in journals for f in j.staged_for("main"))
         check = self._check_publishable(journals, audited_at, read_to)
         summary = _summary(record, path)
-        writer = merging_older(self.tables, files)
+        writer = writer_for_older_files(self.tables, files)
         if isinstance(writer, MergeWriter):
-            del summary[WINDOWS]  # the merge reports them
+            del summary[WINDOWS]  # the merge reports its own counts
         try:
             self.backfill = _publish(
                 self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
@@ -157,10 +159,10 @@ class BackfillCommitter:
             if (self.backfill.replays or isinstance(writer, MergeWriter)) and isinstance(
                 error.__cause__, CommitFailedException
             ):
-                raise CommitUnavailable(overtaken(self.backfill, str(error))) from error
+                raise CommitUnavailable(lost_races_message(self.backfill, str(error))) from error
             raise
         failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
-        self._add_to_history(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
+        self._add_to_history(f"is published: {counted(self.backfill.records, 'record')}{failed}")
         clear_ended(self.tables)
         return self.backfill
 
@@ -190,29 +192,29 @@ class BackfillCommitter:
         files: tuple[StagedFile, ...] = (),
     ) -> TableCommit[BackfillMarker]:
         def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-            mine = check_mine(found, self.backfill)
+            mine = check_owned(found, self.backfill)
             check_fit(table, files, mine)
             return change(mine)
 
-        # Changes are merged where they land, and until then their journal has them.
-        rows = tuple(file for file in files if file.content not in MERGED)
-        return _commit_of(self.tables, handle, decide, files=rows)
+        # Changes are merged only by the publication; until then only their journal lists them.
+        rows = tuple(file for file in files if file.content not in MERGING_MODES)
+        return _prepare_commit(self.tables, handle, decide, files=rows)
 
-    def _fenced_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+    def _fence_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
         if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
-            return Done(check_mine(found, self.backfill))
+            return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
             return dataclasses.replace(self.backfill, batches={self.backfill.epoch: 0})
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journals of interrupted epochs; void a journal whose offsets were staged again since."""
+        """Commit the journals of interrupted epochs; discard a journal whose offsets have been staged again."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.backfill.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
                 continue
-            done = merged((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
-            if overlap(done, merged((p.topic_partition, (p.start, p.end)) for p in waiting.progress)):
+            done = merge_spans((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
+            if spans_overlap(done, merge_spans((p.topic_partition, (p.start, p.end)) for p in waiting.progress)):
                 self.own.journals.void(key)
             else:
                 self._commit(waiting, planned=self.backfill.planned)
@@ -235,11 +237,14 @@ class BackfillCommitter:
             if marker is None or any(
                 marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
             ):
-                raise StaleBatch(f"the live stream went back behind what backfill {self.backfill.id} staged")
+                raise StaleBatch(
+                    f"stream {self.tables.stream!r} was moved back to before records that backfill {self.backfill.id} "
+                    "has staged"
+                )
             for journal in journals:
                 check_same_source(marker.source, journal.source, stream=self.tables.stream)
             if read_to is not None and marker.offsets != read_to:
-                raise WriterBusy(read_on(self.backfill))
+                raise WriterBusy(read_further_message(self.backfill))
 
         return check
 
@@ -260,11 +265,11 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         found = read_backfill(table.metadata.properties, tables.stream)
         if found and (found.id, found.state) == (backfill.id, BackfillState.PUBLISHED):
             return Done(found)
-        published = dataclasses.replace(check_mine(found, backfill), state=BackfillState.PUBLISHED)
+        published = dataclasses.replace(check_owned(found, backfill), state=BackfillState.PUBLISHED)
         check(table)
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
-            (*prepared.requirements, stands(table, end.branch)),
+            (*prepared.requirements, require_unchanged(table, end.branch)),
             (*prepared.updates, *end.updates(table), _property(published)),
             published,
         )
@@ -273,7 +278,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     return commit_snapshot(handle, propose, (written, end), retry_policy=tables.retry_policy)
 
 
-def _summary(record: Record, path: str) -> dict[str, str]:
+def _summary(record: BackfillRecord, path: str) -> dict[str, str]:
     # Not `frazil.stream`, which marks the live stream's own batches.
     return {
         "frazil.operation": "backfill",
@@ -295,7 +300,7 @@ def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = 
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
-        raise FrazilError(ended_before(backfill, ended))
+        raise FrazilError(already_ended_message(backfill, ended))
     clear_ended(tables)
     if by and ended.abandoned_by == by:
         _add_to_history(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
@@ -307,14 +312,14 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
     record_action(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
-def unfinished(tables: StreamTables) -> BackfillMarker | None:
+def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
     """Return the stream's backfill or replay if it is open, or if its dead letters are not published yet. Changes
     nothing.
     """
-    backfill = _backfill_of(tables.main, tables.stream)
+    backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
         return backfill if backfill and backfill.is_open else None
-    dead_letters = _backfill_of(tables.dead_letters, tables.stream)
+    dead_letters = _load_backfill(tables.dead_letters, tables.stream)
     return backfill if dead_letters and dead_letters.id == backfill.id and dead_letters.is_open else None
 
 
@@ -323,7 +328,7 @@ def clear_ended(tables: StreamTables) -> str | None:
 
     Returns the id of the backfill; None if there was no backfill, or if it is still under way.
     """
-    backfill = _backfill_of(tables.main, tables.stream)
+    backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
     _clear(tables, backfill)
@@ -337,7 +342,7 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
         _sweep(own, backfill)
         return
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
-    if may_delete_files(tables.main.current().properties):  # otherwise another table may have had the branch too
+    if may_delete_files(tables.main.current().properties):  # otherwise another table may share the branch's files
         _sweep(own, dataclasses.replace(backfill, batches={}))
     folder = backfill_folder(tables.journals, backfill.id)
     tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
@@ -346,23 +351,23 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Finish a backfill or a replay after its publication on the default table.
 
-    The routed tables get their rows first. Then one commit of the dead-letter table ends it there, and removes the
-    branch. Of a backfill, this commit adds the rejected records. Of a replay, it removes the dead letters that became
-    rows, and notes the failed attempt on the others. Because it is one commit, it happens once. Finally the files that
-    no table needs are deleted.
+    The routed tables get their rows first. Then one commit to the dead-letter table marks the end there, and removes
+    the branch. For a backfill, this commit adds the rejected records. For a replay, it removes the dead letters that
+    became rows, and records the failed attempt in the others. Because it is one commit, it happens once. Finally, files
+    that no table needs are deleted.
     """
     own_chunks = chunks(tables.journals, backfill)
     rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
-    found = _backfill_of(tables.dead_letters, tables.stream)
+    found = _load_backfill(tables.dead_letters, tables.stream)
     if found is not None and found.id == backfill.id and found.is_open:
-        bring(tables, backfill, own_chunks)
+        commit_to_routed_tables(tables, backfill, own_chunks)
         operation = "backfill"
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
-            record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
-            again = failed_again(tables.dead_letters.current(), rejected)
+            record, ids = load_record(tables.journals, backfill), topic_ids(own_chunks)
+            again = read_new_errors(tables.dead_letters.current(), rejected)
             operation = "replay"
-            written = RowChangeWriter(settled_dead_letters(backfill.stream, record.replayed, ids, again))
+            written = RowChangeWriter(replayed_change(backfill.stream, record.replayed, ids, again))
         summary = {
             "frazil.operation": operation,
             "frazil.backfill": backfill.id,
@@ -377,7 +382,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
-    """Delete staged files that no committed chunk names. Voids the keys of uncommitted chunks first."""
+    """Delete staged files that no committed chunk names. Closes the keys of uncommitted chunks first."""
     keys = {
         key
         for target, handle in own.targets.items()
@@ -401,16 +406,16 @@ def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
     )
 
 
-def _backfill_of(handle: TableHandle, stream: str) -> BackfillMarker | None:
+def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:
     return read_backfill(handle.refresh().metadata.properties, stream)
 
 
-def _append(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
+def _commit_marker(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
     """Commit the marker that `decide` returns, with an empty snapshot on the branch."""
-    return commit_snapshots((_commit_of(tables, handle, decide),), retry_policy=tables.retry_policy)
+    return commit_snapshots((_prepare_commit(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
-def _commit_of(
+def _prepare_commit(
     tables: StreamTables, handle: TableHandle, decide: BackfillStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[BackfillMarker]:
     """Return the commit of one snapshot on the branch, with `files` and the marker that `decide` returns."""
@@ -445,7 +450,7 @@ def _drop(
         if not found.is_open and not (by and is_dropped):
             return Done(found)
         ended = found.abandoned(by)
-        return Change((stands(table, end.branch),), (*end.updates(table), _property(ended)), ended)
+        return Change((require_unchanged(table, end.branch),), (*end.updates(table), _property(ended)), ended)
 
     handle.forget()
     return commit_snapshot(handle, propose, (end,), retry_policy=tables.retry_policy)

@@ -22,14 +22,16 @@ def deletes_rows(spec: StreamSpec) -> bool:
 
 
 def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
-    """Check that a request reads all later deletes, because a deleted row leaves nothing behind. Raises SpecError."""
+    """Check that a request reads all later deletes, because the table does not record deleted rows. Raises
+    SpecError.
+    """
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
     if given and deletes_rows(spec) and not request.dead_letters:
         raise SpecError(
-            f"stream {spec.name!r} deletes rows, and a deleted row leaves nothing behind: with {', '.join(given)}, a "
-            "backfill could bring back rows that a later record deleted. Nothing was changed. Give from-time or "
-            "from-offsets alone: everything up to the stream's position is read"
+            f"stream {spec.name!r} deletes rows, and the table does not record deleted rows: with {', '.join(given)}, "
+            "a backfill could restore rows that a later record deleted. Nothing was changed. Give only from-time or "
+            "from-offsets; the backfill then reads everything up to the stream's position"
         )
 
 
@@ -41,6 +43,6 @@ def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
     if not (spec.coordinates and table_has):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(
-            f"stream {spec.name!r} keeps no Kafka coordinates ({where}): nothing can tell which records its "
-            "table has, so it can neither be backfilled nor have its dead letters replayed"
+            f"stream {spec.name!r} does not store Kafka coordinates ({where}), so frazil cannot determine which "
+            "records its table has. Backfills of the stream and replays of its dead letters are not possible"
         )

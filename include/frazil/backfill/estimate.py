@@ -13,18 +13,18 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.target import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
-from frazil.offsets.spans import merged
+from frazil.offsets.spans import merge_spans
 from frazil.spec.units import counted
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. `max_records` and `sampled` show how reliable the estimate is."""
+    """The result of a dry run. A comparison of `sampled` with `max_records` shows how reliable the estimate is."""
 
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Number of requested offsets that are in the table already, or are known to have no record."""
+    """Number of requested offsets that are already in the table, or that are known to have no record."""
     max_records: int
     records: int
     """Number of rows, estimated from the sample. Below `max_records` if event times filter records, or Kafka has
@@ -44,9 +44,9 @@ class Estimate:
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     """Count the missing records, and estimate the other numbers from a sample. Changes nothing."""
-    results = list(_sampled(backfill, plan)) if plan.spans else []
+    results = list(_stage_sample(backfill, plan)) if plan.spans else []
     read = backfill.source.max_records(
-        merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
+        merge_spans((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
     )
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
@@ -74,7 +74,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     )
 
 
-def sentences(found: Estimate, *, stream: str) -> list[str]:
+def estimate_sentences(found: Estimate, *, stream: str) -> list[str]:
     """Return the output of a dry run."""
     what = (
         f"records in {counted(found.source_files, 'file')} ({found.source_bytes:,} bytes)"
@@ -82,26 +82,26 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
         else "offsets"
     )
     if not found.requested:
-        where = "the files hold" if found.source_files else "Kafka has"
-        return [f"Stream {stream}: nothing is missing, for {where} no records in that range before its position (yet)."]
+        where = "the files have" if found.source_files else "Kafka has"
+        return [f"Stream {stream}: nothing is missing; {where} no records in this range before the stream's position."]
     if not found.max_records:
         return [f"Stream {stream}: none of the {found.requested:,} requested {what} is missing."]
     missing = (
         f"Stream {stream}: {found.max_records:,} of {found.requested:,} {what} are missing, in "
-        f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are held already."
+        f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are already in the table."
     )
     size = (
-        f"It would land about {counted(found.records, 'row')} and {counted(found.rejected, 'dead letter')}, "
+        f"The backfill would add about {counted(found.records, 'row')} and {counted(found.rejected, 'dead letter')}: "
         f"{found.bytes:,} bytes in {counted(found.files, 'file')} or more, staged in {counted(found.chunks, 'chunk')}."
     )
     touched = (
         f"A sample of {counted(found.sampled, 'record')} falls into {counted(found.partitions, 'partition')} of "
-        "the table: at least that many change, each once."
+        "the table, so at least that many partitions change."
     )
     return [missing, size, touched]
 
 
-def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
+def _stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
     with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
         context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
         targets = {target: dataclasses.replace(t, folder=f"{folder}/{target}") for target, t in context.targets.items()}

@@ -1,4 +1,4 @@
-"""Files as a backfill's source: scanned before anything is staged, and then read like topics."""
+"""Reads files as a backfill's source: scans them before anything is staged, and then reads them like topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyroaring import BitMap64
 
 from frazil.backfill import plan
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.source import AT_A_PLACE, PLACES, ranges
+from frazil.backfill.source import MAX_SAMPLE_OFFSETS, SAMPLE_POINTS, offset_ranges
 from frazil.commit.marker import Marker
 from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
@@ -30,12 +30,14 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Spans, TopicPartition
 from frazil.offsets.tally import OffsetTally
+from frazil.spec.iceberg import records_schema
+from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import by_partition
+from frazil.table.landed_offsets import split_by_partition
 from frazil.table.object_store import FileInfo
 from frazil.table.storage import open_store
 
-FILES_NAMED = 3
+MAX_FILES_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,14 @@ class FileIndex:
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
-    def having(self, tp: TopicPartition, offset: int) -> str:
+    def files_around(self, tp: TopicPartition, offset: int) -> str:
         """Return the names of up to three files whose records of the topic-partition surround an offset."""
         around = (
             f.path
             for f in self.files
             if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
         )
-        return ", ".join(islice(around, FILES_NAMED))
+        return ", ".join(islice(around, MAX_FILES_NAMED))
 
 
 @dataclass(frozen=True)
@@ -67,21 +69,22 @@ class FileSource:
     """Always False: files may have records that compaction removed from the topic before the stream read it."""
 
     @classmethod
-    def open(cls, location: str, table: Table) -> FileSource:
+    def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
         """List the files, with the credentials of the table's storage. Raises SpecError if there are no files."""
+        schema = records_schema(spec) if spec.transform else record_schema(table.schema(), True)
         properties = table.io.properties
-        listed = _listed(location, properties)
+        listed = _list_record_files(location, properties)
         if not listed:
             kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET | JSON_LINES))
-            raise SpecError(f"there are no files to backfill under {location}: {kinds} are read. Fix `files`")
-        return cls(location, listed, properties, record_schema(table.schema(), True))
+            raise SpecError(f"no files to backfill exist under {location} ({kinds} are read). Correct `files`")
+        return cls(location, listed, properties, schema)
 
-    def pinned(self, request: BackfillRequest) -> BackfillRequest:
+    def with_listing(self, request: BackfillRequest) -> BackfillRequest:
         """Return the request with a fingerprint of these files. Raises SpecError if it has a fingerprint of other
         files.
         """
         if request.listing not in {None, self.listing}:
-            raise SpecError(self._changed())
+            raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
 
     @property
@@ -97,20 +100,21 @@ class FileSource:
         """
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
-        files = tuple(_scanned(info, io, self.schema, tallies) for info in self.files)
+        files = tuple(_scan(info, io, self.schema, tallies) for info in self.files)
         index = FileIndex(files, {tp: tally.seen for tp, tally in tallies.items()})
         for tp, tally in tallies.items():
             if tally.copies:
                 first = tally.repeated.min()
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
-                    f"{first:,} in {index.having(tp, first)}: nothing tells which is right. Leave one of them out"
+                    f"{first:,} in {index.files_around(tp, first)}: frazil cannot determine which copy is right. "
+                    "Remove the others"
                 )
         return index
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        if _listed(self.location, self.io_properties) != self.files:
-            raise SpecError(self._changed())
+        if _list_record_files(self.location, self.io_properties) != self.files:
+            raise SpecError(self._changed_message())
         return known
 
     def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
@@ -123,61 +127,61 @@ class FileSource:
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):
                 raise StaleBatch(
-                    f"stream {request.stream!r} was moved behind dead letters that were being replayed, to {name} "
-                    f"offset {live or 0:,}: nothing was changed. Run `frazil dlq replay {request.stream}` again: it "
-                    "leaves out dead letters that the stream reads again"
+                    f"stream {request.stream!r} was moved to before dead letters that were being replayed, to {name} "
+                    f"offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay {request.stream}` again; it "
+                    "leaves out dead letters whose records the stream will read again"
                 )
             if live is None:
                 raise SpecError(
-                    f"stream {request.stream!r} reads no {name}, and {self.index.having(tp, last)} has records of it. "
-                    "Leave them out"
+                    f"stream {request.stream!r} does not read {name}, but {self.index.files_around(tp, last)} has "
+                    "records of it. Remove these records"
                 )
             if last >= live:
                 raise SpecError(
-                    f"{self.index.having(tp, last)} has records of {name} up to offset {last:,}, and stream "
-                    f"{request.stream!r} stands at {live:,}: records from there on are for the stream to read. "
-                    "Leave them out, or wait until it has read them"
+                    f"{self.index.files_around(tp, last)} has records of {name} up to offset {last:,}, but stream "
+                    f"{request.stream!r} itself will read from offset {live:,}. Remove the records from that offset "
+                    "on, or wait until the stream has read them"
                 )
         return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
 
     def holding(self, spans: Spans) -> Spans:
-        return spans_of.holding(spans, self.index.records)
+        return spans_of.spans_with_records(spans, self.index.records)
 
     def max_records(self, spans: Spans) -> int:
         return sum(map(len, self.records(spans).values()))
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
-        return spans_of.within(spans, self.index.records)
+        return spans_of.offsets_within(spans, self.index.records)
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
         return plan.chunks_of_records(spans, self.index.records, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         cut = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
-        return [StageTask(index, ranges(piece)) for index, piece in enumerate(cut)]
+        return [StageTask(index, offset_ranges(piece)) for index, piece in enumerate(cut)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task, so that each file is read once."""
-        places = self.chunks(spans, limit=math.ceil(self.max_records(spans) / PLACES))
-        found = [plan.first_records(place, self.index.records, limit=AT_A_PLACE) for place in places]
-        return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
+        places = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
+        found = [plan.first_records(place, self.index.records, limit=MAX_SAMPLE_OFFSETS) for place in places]
+        return [StageTask(0, tuple(r for place in found for r in offset_ranges(place)))]
 
     def context(self, context: StageContext) -> StageContext:
         return dataclasses.replace(context, kafka={}, files=self.index.files)
 
-    def _changed(self) -> str:
+    def _changed_message(self) -> str:
         return (
-            f"the files under {self.location} are not those that this backfill was planned for: one was added, changed "
-            "or removed. Put them back, or abandon the backfill and request it again"
+            f"the files under {self.location} have changed since this backfill was planned: a file was added, changed "
+            "or removed. Restore the files, or abandon the backfill and request it again"
         )
 
 
-def _scanned(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
+def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
     """Return the file with the offset spans of its records, and tally these records' offsets."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
-            for tp, offsets in by_partition(batch):
+            for tp, offsets in split_by_partition(batch):
                 tallies[tp].add(offsets)
                 lowest, end = bounds.get(tp, (offsets[0], 0))
                 bounds[tp] = int(min(lowest, offsets[0])), int(max(end, offsets[-1] + 1))
@@ -185,7 +189,7 @@ def _scanned(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicP
     return RecordFile(info.path, info.bytes, info.modified_ms, found)
 
 
-def _listed(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
+def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
     """List the readable files under a folder, or the single file.
 
     Skips hidden files, because they may be incomplete.

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import Span, Spans, TopicPartition, between, offsets, runs, within
+from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, offset_bitmap, offset_runs, offsets_within
 
 
-def requested(
+def requested_spans(
     start: Mapping[TopicPartition, int],
     end: Mapping[TopicPartition, int],
     *,
@@ -32,29 +32,31 @@ def requested(
     return {tp: (span,) for tp, span in bounds.items() if span[0] < span[1]}
 
 
-def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
+def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
     """Return the wanted offsets that are not in `held`, in as few spans as possible."""
     left = {
-        tp: tuple(piece for span in spans for piece in runs(between(*span) - held.get(tp, BitMap64()), span))
+        tp: tuple(
+            piece for span in spans for piece in offset_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span)
+        )
         for tp, spans in wanted.items()
     }
     return {tp: spans for tp, spans in left.items() if spans}
 
 
 def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `most` offsets, each with an equal share of every topic-partition.
+    """Divide the spans into chunks of about `limit` offsets, each with an equal share of every topic-partition.
 
     Equal shares keep the topic-partitions at about the same time, so a chunk's files fall into few table partitions. A
-    chunk may exceed `most` by one offset per topic-partition.
+    chunk may exceed `limit` by one offset per topic-partition.
     """
-    count = math.ceil(offsets(spans) / limit)
+    count = math.ceil(count_offsets(spans) / limit)
     cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
     return tuple(filter(None, cut))
 
 
 def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
     """Divide the spans as `chunks` does, but count the known records. Leaves out spans without records."""
-    there = within(spans, records)
+    there = offsets_within(spans, records)
     count = math.ceil(sum(map(len, there.values())) / limit)
     cut = (
         {
@@ -68,8 +70,8 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
 
 
 def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
-    """Return the beginnings of the spans that contain the first `most` records of each topic-partition."""
-    there = within(spans, records)
+    """Return the beginnings of the spans that contain the first `limit` records of each topic-partition."""
+    there = offsets_within(spans, records)
     return {tp: _between_ranks(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
 
 
@@ -90,7 +92,7 @@ def _shares(length: int, index: int, count: int) -> Span:
 
 
 def _between_ranks(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """Return the parts of the spans from the `low`-th record up to, and without, the `high`-th record."""
+    """Return the parts of the spans from record number `low` to before record number `high`."""
     if low == high:
         return ()
     first, end = found[low], found[high - 1] + 1

@@ -1,4 +1,4 @@
-"""The request of a backfill, validated in the same way for the form, the API and the command."""
+"""Defines and validates the request of a backfill, in the same way for the form, the API and the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
-    """A backfill's request. Bounds are `[from, to)`. Without bounds, all records that the table misses are read."""
+    """A backfill's request. Bounds are `[from, to)`. Without bounds, all records that are not in the table are read."""
 
     stream: str = Field(pattern=STREAM_NAME)
     from_time: UtcMoment | None = None
@@ -60,16 +60,18 @@ class BackfillRequest(Model):
     def _bounds_make_sense(self) -> Self:
         for which in ("from", "to"):
             if getattr(self, f"{which}_time") and getattr(self, f"{which}_offsets") is not None:
-                raise ValueError(f"{which}-time and {which}-offsets both say where to {_VERBS[which]}: give one")
+                raise ValueError(
+                    f"{which}-time and {which}-offsets both set where the backfill {_VERBS[which]}: give only one"
+                )
         if self.files and any((self.from_time, self.to_time, self.from_offsets, self.to_offsets)):
             raise ValueError(
-                "files and Kafka's times or offsets both say what to read: give one; event times may be added"
+                "files cannot be combined with Kafka's times or offsets: give only one; event times may be added"
             )
         for kind in ("time", "event_time"):
             begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
             if begin and end and begin >= end:
                 name = kind.replace("_", "-")
-                raise ValueError(f"to-{name} ({_utc_text(end)}) does not lie after from-{name} ({_utc_text(begin)})")
+                raise ValueError(f"to-{name} ({_utc_text(end)}) is not after from-{name} ({_utc_text(begin)})")
         return self
 
     @field_validator("files")
@@ -77,7 +79,7 @@ class BackfillRequest(Model):
     def _is_absolute(cls, files: str | None) -> str | None:
         if files and not files.startswith("/") and "://" not in files:
             raise ValueError(
-                f"{files!r} is neither an absolute path nor a URI, so it would mean another place on another host"
+                f"{files!r} is neither an absolute path nor a URI, so its meaning would depend on the host"
             )
         return files and (files.rstrip("/") or files)
 
@@ -100,7 +102,7 @@ class BackfillRequest(Model):
         return {(topic, partition): offset for topic, of in given.items() for partition, offset in of.items()}
 
 
-_VERBS = {"from": "begin", "to": "end"}
+_VERBS = {"from": "begins", "to": "ends"}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
@@ -116,7 +118,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
             f"{e['msg'].removeprefix('Value error, ')}"
             for e in error.errors()
         ]
-        raise SpecError(f"this backfill is impossible: {'; '.join(problems)}") from None
+        raise SpecError(f"this backfill cannot be run: {'; '.join(problems)}") from None
 
 
 def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
@@ -124,8 +126,8 @@ def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
     begin = request.from_time
     if begin is not None and _us(begin) > now_ms * 1000:
         raise SpecError(
-            f"this backfill is impossible: from-time ({_utc_text(begin)}) lies in the future, for it is {utc(now_ms)}. "
-            "Kafka has no records of then, and what comes is read by the stream itself"
+            f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now {utc(now_ms)}). "
+            "Kafka has no such records yet, and the stream itself will read them"
         )
 
 

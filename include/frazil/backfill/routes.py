@@ -1,7 +1,7 @@
-"""The routed tables of a backfill or a replay: which table gets the row of a record, and how the table gets it.
+"""Commits the rows of a backfill or a replay to the routed tables.
 
 The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait next to the
-journals, in the default table's format. Each routed table gets its rows in one commit that also records the backfill in
+journals. Each routed table gets its rows in one commit that also records the backfill in
 the table's properties, so the rows land once. Then the dead letters of a replay leave the dead-letter table, and the
 dead letters of a backfill enter it.
 """
@@ -16,18 +16,24 @@ from collections.abc import Collection, Iterable
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import merging_older
-from frazil.backfill.rules import command_of
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, property_name, read_backfill, staging_stream
+from frazil.backfill.changes import writer_for_older_files
+from frazil.backfill.rules import continue_command
+from frazil.commit.backfill_marker import (
+    BackfillMarker,
+    has_backfill_rows,
+    property_name,
+    read_backfill,
+    staging_stream,
+)
 from frazil.commit.backfill_records import given_up
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.missing_rows import missing_rows
+from frazil.commit.missing_rows import tables_behind
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.commit.waiting_files import written_again
+from frazil.commit.waiting_files import rewrite_files
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,
@@ -48,9 +54,9 @@ from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
-SETTLES_S = 15.0
+SETTLE_TIMEOUT_S = 15.0
 """Timeout for a running writer to commit the default table's last batch to the routed tables."""
-MAX_OPENED = 3
+MAX_OPEN_ATTEMPTS = 3
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,61 +71,64 @@ class BackfillRoute:
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create those that are declared; None for a stream without a route.
+        """Load the tables, and create missing declared tables. Return None for a stream without a route.
 
-        Raises RouteBehind while a table is missing or behind, and what `RoutedTables.open` raises.
+        Raises RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
         """
         if spec.route is None:
             return None
-        for attempt in range(MAX_OPENED):
+        for attempt in range(MAX_OPEN_ATTEMPTS):
             routed = RoutedTables(spec, spec.route, load_catalog(spec.table.catalog), tables)
             try:
-                routed.open(_settled(tables))
-            except Fenced:  # a writer began meanwhile
-                if attempt == MAX_OPENED - 1:
+                routed.open(_settled_marker(tables))
+            except Fenced:  # a writer has begun in the meantime
+                if attempt == MAX_OPEN_ATTEMPTS - 1:
                     raise
                 continue
             break
         found = cls(tables, routed)
-        found._check_there()
+        found._check_tables_exist()
         return found
 
     def make(self, values: Collection[str]) -> None:
         """Create tables for new values, as a writer does, up to the route's limit."""
-        self.routed.make(values, _settled(self.tables))
-        self._check_there()
+        self.routed.make(values, _settled_marker(self.tables))
+        self._check_tables_exist()
 
-    def _check_there(self) -> None:
+    def _check_tables_exist(self) -> None:
         if self.routed.absent:
             target, reason = min(self.routed.absent.items())
-            raise RouteBehind(_refused(self.tables.stream, f"table {target} is not there: {reason}"))
+            raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return a chunk's context with the route; rows of routed tables wait next to the journals."""
         placed = self.routed.placed(context, key)
-        waits = dataclasses.replace(placed.main, folder=own.waiting_folder(key))
-        targets = {target: waits if is_routed(target) else of for target, of in placed.targets.items()}
-        return dataclasses.replace(placed, targets=targets)
+        folder, io = own.waiting_folder(key), placed.main.io
+        waits = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in placed.targets.items() if is_routed(t)}
+        return dataclasses.replace(placed, targets={**placed.targets, **waits})
 
 
-def _settled(tables: StreamTables) -> Marker:
+def _settled_marker(tables: StreamTables) -> Marker:
     """Return the default table's marker once every routed table has the same batches. Raises RouteBehind."""
     retry_policy = tables.retry_policy
-    deadline = retry_policy.clock() + SETTLES_S
+    deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
         default_marker = tables.marker()
         if default_marker is None:
-            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which records are its own")
-        behind = missing_rows(tables, default_marker)
+            raise AdoptionRequired(
+                f"stream {tables.stream!r} has no marker, so frazil cannot determine which records are its own. Start "
+                f"the stream first: `frazil run {tables.stream}`"
+            )
+        behind = tables_behind(tables, default_marker)
         if not behind:
             return default_marker
-        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLES_S)):
-            raise RouteBehind(_refused(tables.stream, str(behind[0])))
+        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLE_TIMEOUT_S)):
+            raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
 
 
-def _refused(stream: str, why: str) -> str:
+def _refusal_message(stream: str, why: str) -> str:
     return (
-        f"stream {stream!r} is neither backfilled nor are its dead letters replayed: {why}. Fix the table first: "
+        f"no backfill or replay of stream {stream!r} can start: {why}. Fix the table first: "
         f"`frazil route {stream}` shows what is missing"
     )
 
@@ -129,54 +138,54 @@ def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict
 
     `table` is the default table, whose storage has these rows.
     """
-    waiting = _waiting(journals)
+    waiting = _waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
 
-def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
+def _waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
     found: dict[Target, list[StagedFile]] = defaultdict(list)
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
         found[file.target].append(file)
     return found
 
 
-def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that miss them, except rows that an operator
+def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
+    """Commit the rows of a published backfill to the routed tables that are missing them, except rows that an operator
     discarded.
 
     Raises CommitUnavailable for a table that cannot take its rows, after all other tables were tried.
     """
     gone = given_up(tables.journals, backfill.id)
-    waiting = {target: files for target, files in _waiting(journals).items() if target not in gone}
+    waiting = {target: files for target, files in _waiting_files(journals).items() if target not in gone}
     reason = behind = ""
     for target, files in sorted(waiting.items()):
         try:
-            _follow(tables, backfill, target, files)
+            _commit_to_table(tables, backfill, target, files)
         except Fenced:
             raise
-        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
-            log.info("table %s is left behind", target, exc_info=True)
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
+            log.info("the commit to table %s failed", target, exc_info=True)
             behind = target
             reason = words_of(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
-            f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} has landed, "
-            f"and {rows} for table {behind}: {reason}. Its dead letters wait for that too. Fix the table, or let it "
-            f"go on: `frazil route {backfill.stream} --give-up {behind}`; then run `{command_of(backfill)}` again"
+            f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} is published, "
+            f"but {rows} for table {behind}: {reason}. Its dead letters wait too. Fix the table, or discard the rows: "
+            f"`frazil route {backfill.stream} --give-up {behind}`; then run `{continue_command(backfill)}` again"
         )
 
 
-def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
+def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
     """Rewrite rows with the table's columns, and commit them in one update with the backfill's state."""
     handle = tables.handle(target)
     table = handle.refresh()
-    if has_rows_of(table.metadata.properties, backfill):
+    if has_backfill_rows(table.metadata.properties, backfill):
         return
-    _check_followed(table, tables.stream, target)
+    _check_marker(table, tables.stream, target)
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
-    written = written_again(tables, table, files, target, folder=folder)
-    writer = merging_older(tables, written)
+    written = rewrite_files(tables, table, files, target, folder=folder)
+    writer = writer_for_older_files(tables, written)
     summary = {
         "frazil.operation": "replay" if backfill.replays else "backfill",
         "frazil.backfill": backfill.id,
@@ -185,12 +194,15 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
     }
 
     def propose(table: Table) -> Done[None] | Change[None]:
-        if has_rows_of(table.metadata.properties, backfill):
+        if has_backfill_rows(table.metadata.properties, backfill):
             return Done(None)
-        _check_last(tables, backfill)
-        _check_followed(table, tables.stream, target)
+        _check_no_later_backfill(tables, backfill)
+        _check_marker(table, tables.stream, target)
         if not files_fit(table.metadata, written):
-            raise SchemaIncompatible(f"table {target} was changed meanwhile")
+            raise SchemaIncompatible(
+                f"the schema or partition spec of table {target} changed while rows were written for it; run "
+                f"`{continue_command(backfill)}` again"
+            )
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
         marked = SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})
         return Change(prepared.requirements, (*prepared.updates, marked), None)
@@ -198,17 +210,21 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
     commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
 
 
-def _check_last(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun: a later one begins only after all tables have these rows. Raises
-    Fenced.
-    """
+def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
+    """Check that no later backfill has begun: that would prove that all tables have these rows. Raises Fenced."""
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
-        raise Fenced(f"another `{command_of(backfill)}` finished this one: this command changes nothing more")
+        raise Fenced(
+            f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
+            "further changes"
+        )
 
 
-def _check_followed(table: Table, stream: str, target: Target) -> None:
+def _check_marker(table: Table, stream: str, target: Target) -> None:
     marker = read_marker(table.metadata.properties, stream)
     if marker is None:
-        raise CommitUnavailable(f"it has no marker of stream {stream!r}: it was dropped and made again")
+        raise CommitUnavailable(
+            f"the table has no marker of stream {stream!r}: it was dropped and recreated. `frazil route {stream}` "
+            "shows what to do"
+        )
     check_routed_not_rolled_back(table.metadata, marker, table=target)

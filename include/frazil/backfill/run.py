@@ -1,7 +1,7 @@
-"""A backfill from request to publication: finds missing records, stages them in chunks on a branch, audits, publishes.
+"""Runs a backfill from request to publication: finds missing records, stages them on a branch, audits, publishes.
 
-An interrupted backfill continues when it is run again: every run plans again, and skips the records that are staged
-already. A backfill and the live stream's writer do not wait for each other.
+An interrupted backfill continues when it is run again: every run plans again, and skips records that are already
+staged. A backfill and the live stream's writer do not wait for each other.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from frazil import clock
 from frazil.audit.claims import Claims, claims
 from frazil.audit.routed import Replays, routed_rows
 from frazil.backfill import audit as backfill_audit
-from frazil.backfill.audit import Staged, spans_of
-from frazil.backfill.changes import gone, settled_meanwhile, tally_merged
+from frazil.backfill.audit import StagedRecords, staged_spans
+from frazil.backfill.changes import no_longer_dead_letters, offsets_without_dead_letters, tally_merged
 from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
 from frazil.backfill.eligible import check_coordinates, check_request, deletes_rows
 from frazil.backfill.files import FileSource
-from frazil.backfill.plan import missing
+from frazil.backfill.plan import missing_spans
 from frazil.backfill.request import BackfillRequest, check_not_ahead
 from frazil.backfill.routes import BackfillRoute, tally_routed
 from frazil.backfill.rules import (
-    check_begun,
     check_declared,
     check_not_abandoned,
     check_wanted,
-    read_on,
+    read_further_message,
+    require_marker,
 )
 from frazil.backfill.source import KafkaSource, RecordSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.backfill_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.mode import merging_mode
@@ -52,8 +52,8 @@ from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, Write
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Spans, TopicPartition, bitmaps, union
-from frazil.offsets.tally import OffsetTally, Tallies, seen, together
+from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps, union
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import StreamSpec
@@ -61,15 +61,15 @@ from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
 from frazil.table.branches import MAIN, head_of
-from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
 
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of spans. Each span is read separately; with more spans, deleting the rows in between first is
-faster.
+"""Maximum number of spans, which are read one by one. For more spans, it is faster to delete the rows in between first
+and to read one long span.
 """
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class BackfillPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Audited:
+class _AuditResult:
     """The results of an audit that the publishing commit needs."""
 
     at: int
@@ -93,7 +93,7 @@ class _Audited:
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables."""
     read_to: Mapping[TopicPartition, int] | None = None
-    """The stream's position that everything was read up to; None if later records need not be read."""
+    """The position up to which the stream has read; None if the publication does not depend on it."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Backfill:
     """The route of a stream that has one; None for a reader, which plans and estimates without it."""
     epoch: int = 0
     """The last epoch that this run began."""
-    held: str = ""
+    backfill_id: str = ""
     """The id of the last backfill that this run began or continued."""
 
     @property
@@ -133,29 +133,30 @@ class Backfill:
         if not self.request.dead_letters:
             self._check_one_generation(wanted, claimed)
         staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
-        held = [bitmaps(spans_of(staged))]
+        held = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
-            held.append(self._gone(wanted, marker.source))
+            held.append(self._not_dead_letters(wanted, marker.source))
         if not self._by_dead_letters:
-            *rows, dead_letters = tallies = self._tallies(table, marker, wanted, claimed)
+            *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
             whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
-            held += [whole, seen(dead_letters)]
-            exact = self.source.holding(missing(wanted, union([*held, *map(seen, rows)])))
-            if _pieces(exact) <= MAX_SPANS or not self._drops_its_own(table):
-                return BackfillPlan(self._in_pieces(exact), self.source.max_records(wanted), identity)
-        left = self.source.holding(missing(wanted, union(held)))
-        return BackfillPlan(self._in_pieces(left), self.source.max_records(wanted), identity)
+            held += [whole, seen_offsets(dead_letters)]
+            exact = self.source.holding(missing_spans(wanted, union([*held, *map(seen_offsets, rows)])))
+            if _span_count(exact) <= MAX_SPANS or not self._drops_reread_rows(table):
+                return BackfillPlan(self._check_span_count(exact), self.source.max_records(wanted), identity)
+        left = self.source.holding(missing_spans(wanted, union(held)))
+        return BackfillPlan(self._check_span_count(left), self.source.max_records(wanted), identity)
 
-    def _in_pieces(self, left: Spans) -> Spans:
-        if _pieces(left) > MAX_SPANS:
+    def _check_span_count(self, left: Spans) -> Spans:
+        if _span_count(left) > MAX_SPANS:
             raise SpecError(
-                f"what table {self.spec.table.identifier} is missing of stream {self.spec.name!r} is in more than "
-                f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
+                f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
+                f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
+                "range first"
             )
         return left
 
-    def _drops_its_own(self, table: Table) -> bool:
-        """Whether a row that is read again is dropped as a repeat of itself, which one without an event time is not."""
+    def _drops_reread_rows(self, table: Table) -> bool:
+        """Whether `dedupe` drops every row that is read again, which requires that all rows have an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
@@ -184,7 +185,7 @@ class Backfill:
             return None
         check_not_abandoned(last, last.id)
         if last.state is BackfillState.ABANDONED:
-            raise FrazilError(f"backfill {last.id} was dropped: run it again to start over")
+            raise FrazilError(f"backfill {last.id} was dropped because its records became unusable: run it again")
         if last.state is BackfillState.STAGING:
             raise FrazilError(
                 f"backfill {last.id} is not staged yet ({counted(last.chunks, 'chunk')}): run it again to finish it"
@@ -192,18 +193,18 @@ class Backfill:
         if last.state is BackfillState.PUBLISHED:
             clear_ended(self.opened.tables)
             return last
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 committer = self.begin(last)
-                audited = self._audited(committer)
+                audited = self._run_audit(committer)
                 if self.request.target == "branch":
                     return committer.backfill
-                routed = {target: seen(of) for target, of in audited.routed.items()}
-                record = Record(committer.backfill, self._late(), seen(audited.replayed), routed)
+                routed = {target: seen_offsets(of) for target, of in audited.routed.items()}
+                record = BackfillRecord(committer.backfill, self._late_rows(), seen_offsets(audited.replayed), routed)
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
-                if attempt == ATTEMPTS - 1:
+                if attempt == MAX_ATTEMPTS - 1:
                     self.drop()
                     raise
         raise AssertionError
@@ -212,10 +213,10 @@ class Backfill:
         """Begin the next epoch of the backfill, or a new backfill. Raises the same errors as
         `BackfillCommitter.begin`.
         """
-        going_on = last.id if last and last.is_open else None
-        self.held = going_on or self.held
-        committer = BackfillCommitter.begin(self.opened.tables, self.request, going_on=going_on)
-        self.epoch, self.held = committer.backfill.epoch, committer.backfill.id
+        continuing_id = last.id if last and last.is_open else None
+        self.backfill_id = continuing_id or self.backfill_id
+        committer = BackfillCommitter.begin(self.opened.tables, self.request, continuing_id=continuing_id)
+        self.epoch, self.backfill_id = committer.backfill.epoch, committer.backfill.id
         return committer
 
     def drop(self) -> None:
@@ -229,28 +230,29 @@ class Backfill:
         run.
         """
         last = _last_backfill(self.opened)
-        check_not_abandoned(last, self.held)
+        check_not_abandoned(last, self.backfill_id)
         check_wanted(last, self.request.run)
 
     def check(self) -> None:
-        """Raise, before Spark starts, the errors that any plan of this stream would raise."""
+        """Check, before Spark starts, that the stream can be backfilled. Raises the errors that `plan` would raise."""
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()
-        marker = check_begun(self.spec, read_marker(table.metadata.properties, self.spec.name))
+        marker = require_marker(self.spec, read_marker(table.metadata.properties, self.spec.name))
         check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
         return table, marker
 
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
         for topic in {tp[0] for tp in wanted}:
-            if len(backfill_audit.generations(wanted, claimed.ranges, topic)) > 1:
+            if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
                 raise SpecError(
-                    f"several topics had the name {topic!r}, and their offsets overlap where this backfill reads: "
-                    "nothing tells which of them the table's rows came from. Ask for other offsets"
+                    f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
+                    "requested range, so frazil cannot determine which topic the table's rows came from. Request other "
+                    "offsets"
                 )
 
-    def _tallies(
+    def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
         """Tally the tables: rows on main, rows of open windows, rows of routed tables, and dead letters.
@@ -261,15 +263,18 @@ class Backfill:
         """
         if self.request.dead_letters:
             claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
-            spans = missing(spans, claimed.former_offsets(marker.source.topic_ids))
-        dead_letters: Tallies = {} if self.request.dead_letters else self._dead_letters(spans, marker.source)
+            spans = missing_spans(spans, claimed.former_offsets(marker.source.topic_ids))
+        dead_letters: Tallies = {} if self.request.dead_letters else self._tally_dead_letters(spans, marker.source)
         if self.spec.mode == "upsert":
             return (dead_letters,)
-        wanted = Wanted({topic for topic, _ in spans}, spans)
-        rows = tally(table, wanted), tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name)))
-        return (*rows, *self._routed(table, marker, spans, claimed).values(), dead_letters)
+        wanted = RowSelection({topic for topic, _ in spans}, spans)
+        rows = (
+            tally_rows(table, wanted),
+            tally_rows(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
+        )
+        return (*rows, *self._tally_routed(table, marker, spans, claimed).values(), dead_letters)
 
-    def _routed(
+    def _tally_routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> dict[Target, Tallies]:
         """Tally the rows of routed tables, including those that wait. Raises RouteBehind if one cannot be read."""
@@ -280,27 +285,32 @@ class Backfill:
         replays = Replays.of(tables, table)
         found = routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
         if problems := [f"{one.target}: {one.problem}" for one in found if one.problem]:
-            raise RouteBehind(f"stream {self.spec.name!r} is not backfilled: what it landed is unknown. {problems[0]}")
+            raise RouteBehind(
+                f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
+                f"{problems[0]}"
+            )
         return {one.renamed or one.target: one.rows for one in found}
 
-    def _dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
+    def _tally_dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Tally the dead-letter table; for a replay, without discarded dead letters."""
-        requested = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        requested = RowSelection(
+            {topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name
+        )
         wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
-        return tally(self.opened.tables.dead_letters.refresh(), wanted)
+        return tally_rows(self.opened.tables.dead_letters.refresh(), wanted)
 
-    def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
-        return gone(spans, self._dead_letters(spans, source))
+    def _not_dead_letters(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
+        return offsets_without_dead_letters(spans, self._tally_dead_letters(spans, source))
 
     @property
-    def _merges(self) -> bool:
+    def _merges_records(self) -> bool:
         """Whether records are merged into the table."""
         return merging_mode(self.spec) is not None
 
     @property
     def _by_dead_letters(self) -> bool:
         """Whether the dead-letter table, instead of the stream's table, shows what a replay still has to land."""
-        return self.request.dead_letters is not None and (self._merges or self.route is not None)
+        return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
@@ -308,7 +318,7 @@ class Backfill:
         deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
-    def _audited(self, committer: BackfillCommitter) -> _Audited:
+    def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
         """Run the audit. If it fails because an operator abandoned the backfill, raise BackfillAbandoned instead."""
         try:
             return self._audit(committer)
@@ -318,53 +328,54 @@ class Backfill:
             self.check_wanted()
             raise
 
-    def _audit(self, committer: BackfillCommitter) -> _Audited:
+    def _audit(self, committer: BackfillCommitter) -> _AuditResult:
         """Compare the staged records with main, the journals and the source."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
-        spans = spans_of(journals)
+        spans = staged_spans(journals)
         files = [f for journal in journals for f in journal.staged_for("main")]
-        check_declared(files, merges=self._merges, backfill=committer.backfill)
-        branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
+        check_declared(files, merges=self._merges_records, backfill=committer.backfill)
+        branch = RowSelection({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
-        default = together([tally(table, branch), tally_merged(table, journals)])
-        rows = together([default, *routed.values()])
-        if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
+        default = merge_tallies([tally_rows(table, branch), tally_merged(table, journals)])
+        rows = merge_tallies([default, *routed.values()])
+        if self.spec.mode == "upsert":  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._by_dead_letters:
             elsewhere: tuple[Tallies, ...] = ()
         else:
-            elsewhere = self._tallies(table, marker, spans)[-1 if self._drops_its_own(table) else 0 :]
+            elsewhere = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
-            elsewhere = (*elsewhere, settled_meanwhile(rows, self._dead_letters(spans, marker.source)))
+            elsewhere = (*elsewhere, no_longer_dead_letters(rows, self._tally_dead_letters(spans, marker.source)))
         is_whole = self.request.event_times_us is None and not self._skips_records
-        staged = Staged(
+        staged = StagedRecords(
             journals,
             rows=rows,
-            dead_letters=tally(self.opened.tables.dead_letters.current(), branch),
+            dead_letters=tally_rows(self.opened.tables.dead_letters.current(), branch),
             elsewhere=elsewhere,
             source=self.source.records(spans) if is_whole else None,
         )
-        if landed := backfill_audit.landed_elsewhere(staged):
+        if landed := backfill_audit.count_landed_elsewhere(staged):
             raise StaleBatch(
-                f"{counted(landed, 'record')} of backfill {committer.backfill.id} landed in the table meanwhile"
+                f"{counted(landed, 'record')} of backfill {committer.backfill.id} were added to the table while the "
+                "backfill was staged"
             )
-        said = backfill_audit.problems(staged)
+        problems = backfill_audit.find_problems(staged)
         if self.spec.mode == "upsert" and not self.request.dead_letters:
             name = self.opened.tables.main.identifier
-            there: dict[Target, Tallies] = {name: tally(table, dataclasses.replace(branch, branch=MAIN))}
-            there.update(self._routed(table, marker, spans))
-            said += backfill_audit.in_other_tables({name: default, **routed}, there)
-        if said:
+            tables: dict[Target, Tallies] = {name: tally_rows(table, dataclasses.replace(branch, branch=MAIN))}
+            tables.update(self._tally_routed(table, marker, spans))
+            problems += backfill_audit.rows_in_other_tables({name: default, **routed}, tables)
+        if problems:
             raise FrazilError(
-                f"backfill {committer.backfill.id} is not published: {'; '.join(said)}. Abandon it with "
+                f"backfill {committer.backfill.id} is not published: {'; '.join(problems)}. Abandon it with "
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
         at = head.snapshot_id if head else -1
         if self.request.dead_letters:
-            return _Audited(at, rows, routed)
-        return _Audited(at, read_to=self._read_to(committer.backfill, marker))
+            return _AuditResult(at, rows, routed)
+        return _AuditResult(at, read_to=self._read_to(committer.backfill, marker))
 
     def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
         """Return the stream's position if it must not move before the publication, because records delete rows.
@@ -374,10 +385,10 @@ class Backfill:
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
         if self.plan(backfill).spans:
-            raise WriterBusy(read_on(backfill))
+            raise WriterBusy(read_further_message(backfill))
         return marker.offsets
 
-    def _late(self) -> dict[int, int]:
+    def _late_rows(self) -> dict[int, int]:
         """Count the rows on the branch by window. Windows that were complete reopen, once each."""
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))
@@ -392,7 +403,7 @@ class Backfill:
         return dict(sorted(counts.items()))
 
 
-def _pieces(spans: Spans) -> int:
+def _span_count(spans: Spans) -> int:
     return sum(map(len, spans.values()))
 
 
@@ -415,8 +426,8 @@ def open_backfill(
     opened = read_stream(spec) if read_only else open_stream(spec)
     route = None if read_only else BackfillRoute.open(spec, opened.tables)
     if request.files:
-        files = FileSource.open(request.files, opened.tables.main.current())
-        yield Backfill(files.pinned(request), opened, files, route)
+        files = FileSource.open(request.files, opened.tables.main.current(), opened.spec)
+        yield Backfill(files.with_listing(request), opened, files, route)
     else:
         with open_kafka(spec, timeout_s=kafka_timeout_s) as kafka:
             yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)), route)

@@ -1,4 +1,4 @@
-"""The source of a backfill's records: Kafka or files, behind one protocol."""
+"""Defines the source of a backfill's records, Kafka or files, with one protocol for both."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.committed_offsets import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
-from frazil.offsets.spans import Span, Spans, TopicPartition, offsets
+from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets
 from frazil.stream.plan import spread
 from frazil.table.object_store import FileInfo
 
-PLACES = 8
-"""Number of places where a sample is read, spread evenly over the missing offsets of each topic-partition."""
-AT_A_PLACE = 250
+SAMPLE_POINTS = 8
+"""Number of points at which a sample is read, spread evenly over the missing offsets of each topic-partition."""
+MAX_SAMPLE_OFFSETS = 250
+"""Maximum number of offsets that a sample reads at one point of a topic-partition."""
 
 
 class RecordSource(Protocol):
@@ -66,7 +67,7 @@ class RecordSource(Protocol):
         ...
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        """Divide the spans into chunks of about `most` records."""
+        """Divide the spans into chunks of about `limit` records."""
         ...
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
@@ -99,35 +100,35 @@ class KafkaSource:
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown))
-            raise SpecError(f"stream {request.stream!r} reads no {names}: fix from-offsets or to-offsets")
+            raise SpecError(f"stream {request.stream!r} does not read {names}: correct from-offsets or to-offsets")
         if request.from_time:
             start = self.kafka.at(request.from_time, tps)
         if request.to_time:
             end = self.kafka.at(request.to_time, tps)
-        return plan.requested(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
+        return plan.requested_spans(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
 
     def holding(self, spans: Spans) -> Spans:
         return spans
 
     def max_records(self, spans: Spans) -> int:
-        return offsets(spans)
+        return count_offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
         """Read the offsets with a separate consumer."""
         first = self.kafka.earliest(spans)
         ranges = {tp: (max(of[0][0], first[tp]), of[-1][1]) for tp, of in spans.items()}
         found = read_offsets(self.properties, ranges)
-        return spans_of.within(spans, {tp: tally.seen for tp, tally in found.items()})
+        return spans_of.offsets_within(spans, {tp: tally.seen for tp, tally in found.items()})
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
         return plan.chunks(spans, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        return list(spread(ranges(spans), tasks=cores))
+        return list(spread(offset_ranges(spans), tasks=cores))
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        places = [{tp: (_piece(of, place),) for tp, of in spans.items()} for place in range(PLACES)]
-        return [StageTask(index, ranges(place)) for index, place in enumerate(places)]
+        places = [{tp: (_sample_span(of, place),) for tp, of in spans.items()} for place in range(SAMPLE_POINTS)]
+        return [StageTask(index, offset_ranges(place)) for index, place in enumerate(places)]
 
     def context(self, context: StageContext) -> StageContext:
         """Return the context unchanged: tasks resolve references in the Kafka properties where they run, as a writer's
@@ -136,16 +137,18 @@ class KafkaSource:
         return context
 
 
-def ranges(spans: Spans) -> tuple[OffsetRange, ...]:
+def offset_ranges(spans: Spans) -> tuple[OffsetRange, ...]:
     return tuple(OffsetRange(*tp, *span) for tp, of in spans.items() for span in of if span[0] < span[1])
 
 
-def _piece(of: tuple[Span, ...], place: int) -> Span:
-    """Return a few offsets at one of the places. Places never overlap."""
-    length = sum(end - start for start, end in of)
-    at, until = length * place // PLACES, length * (place + 1) // PLACES
-    for start, end in of:
+def _sample_span(spans: tuple[Span, ...], index: int) -> Span:
+    """Return a short span at the given sample point (from 0 to `SAMPLE_POINTS - 1`). Spans of sample points never
+    overlap.
+    """
+    length = sum(end - start for start, end in spans)
+    at, until = length * index // SAMPLE_POINTS, length * (index + 1) // SAMPLE_POINTS
+    for start, end in spans:
         if at < end - start:
-            return start + at, min(start + at + min(AT_A_PLACE, until - at), end)
+            return start + at, min(start + at + min(MAX_SAMPLE_OFFSETS, until - at), end)
         at, until = at - (end - start), until - (end - start)
     return 0, 0

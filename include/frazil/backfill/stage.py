@@ -1,4 +1,4 @@
-"""The part of a backfill that an engine runs: stages chunks of missing records, in the same way as the live stream."""
+"""Runs a backfill on an engine: stages chunks of missing records, in the same way as the live stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from frazil.backfill.commit import BackfillCommitter, clear_ended
-from frazil.backfill.run import ATTEMPTS, Backfill, BackfillPlan
+from frazil.backfill.run import MAX_ATTEMPTS, Backfill, BackfillPlan
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.backfill_records import backfill_folder
 from frazil.commit.journal import Journal
@@ -30,11 +30,11 @@ def run(
 
     Starts over if the stream was reset, and stages the rest if the stream has read further.
     """
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, on_chunk) else None
         except (StaleBatch, WriterBusy):
-            if attempt == ATTEMPTS - 1:
+            if attempt == MAX_ATTEMPTS - 1:
                 raise
     raise AssertionError
 
@@ -53,7 +53,7 @@ def stage(
     - OffsetGap: retention deleted planned records.
     """
     backfill.check_wanted()
-    # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
+    # Must come first: a published backfill may not have committed its dead letters yet, which would seem missing.
     clear_ended(backfill.opened.tables)
     last = backfill.last()
     plan = None if last and last.is_open else backfill.plan()
@@ -61,11 +61,11 @@ def stage(
         return None
     try:
         committer = backfill.begin(last)
-        if plan is None or backfill.request.dead_letters:  # letters may have been discarded until the lane began
+        if plan is None or backfill.request.dead_letters:  # dead letters may be discarded until the replay begins
             plan = backfill.plan(committer.backfill)
         for done in _chunks(backfill, engine, committer, plan):
             on_chunk(done)
-        return committer.staged()
+        return committer.mark_staged()
     except StaleBatch:
         backfill.drop()
         raise
@@ -77,22 +77,22 @@ def stage(
 def _chunks(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, plan: BackfillPlan
 ) -> Iterator[BackfillMarker]:
-    cut = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
-    planned = committer.backfill.chunks + len(cut)
-    said: set[str] = set()
-    for spans in cut:
+    chunks = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
+    planned = committer.backfill.chunks + len(chunks)
+    logged: set[str] = set()
+    for spans in chunks:
         journal, results = _chunk(backfill, engine, committer, spans, plan)
-        log_notices(results, said)
+        log_notices(results, logged)
         done = committer.commit(journal, planned=planned)
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
         yield done
 
 
-def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
-    """Log each notice of the tasks once, such as a slower way of reading; `said` has the notices logged before."""
-    for notice in sorted({notice for result in results for notice in result.notices} - said):
+def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
+    """Log each notice of the tasks once, such as a slower way of reading; `logged` has the notices logged before."""
+    for notice in sorted({notice for result in results for notice in result.notices} - logged):
         log.warning("%s", notice)
-        said.add(notice)
+        logged.add(notice)
 
 
 def _chunk(

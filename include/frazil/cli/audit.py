@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from frazil.audit.declared import audit as audit_declared
-from frazil.audit.findings import FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working
 from frazil.cli.positions import MomentText
-from frazil.commit.period import Period, last, period
+from frazil.commit.period import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
@@ -99,7 +99,11 @@ def window_of(
     if length is None and begin is None:
         return None
     try:
-        return last(length, now) if begin is None and length is not None else period(begin or now, end or now)
+        return (
+            last_period(length, now)
+            if begin is None and length is not None
+            else period_between(begin or now, end or now)
+        )
     except ValueError as error:
         raise click.UsageError(f"{error}: nothing can have been committed then") from error
 
@@ -124,12 +128,16 @@ def _show(result: Audit, *, with_source: bool) -> None:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
         _show_offsets(result, with_source=with_source)
-    echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in result.findings)
+    reason = None if result.wrong or result.complete or not result.batches else _not_compared(result)[0]
+    listed = (f for f in result.findings if f is not reason)  # the result's line has the reason
+    echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
     echo(_result(result))
 
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
-    columns = ("topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters")
+    drops = any(p.dropped for p in result.partitions)
+    columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
+    columns += ["dropped"] * drops
     rows = [
         (
             f"{p.topic}-{p.partition}",
@@ -139,6 +147,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
             f"{p.duplicates:,}",
             "" if p.gaps is None else f"{p.gaps:,}",
             f"{p.dead_letters:,}",
+            *([f"{p.dropped:,}"] * drops),
         )
         for p in result.partitions
     ]
@@ -162,8 +171,13 @@ def _result(result: Audit) -> str:
     if not (result.batches or result.window or rows):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows what waits."
     if not result.complete:
-        committed = counted(rows, "committed change" if result.by_key else "row")
-        return f"Stream {result.stream}: nothing is wrong in what was compared of {committed}{when}; see the notes."
+        reason, *others = _not_compared(result)
+        where = "" if reason.where == result.stream else f"{reason.where}: "
+        more = f"; and {counted(len(others), 'more note')}" if others else ""
+        return (
+            f"Stream {result.stream}{f'{when},' if when else ''}: no fault found, but not everything was compared: "
+            f"{where}{reason.sentence}{more}."
+        )
     if result.partitions:
         all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
         # A second commit leaves nothing uncompared.
@@ -171,3 +185,7 @@ def _result(result: Audit) -> str:
         said = "; see the notes" if noted else all_well
         return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{said}."
     return f"Stream {result.stream}: nothing is wrong."
+
+
+def _not_compared(result: Audit) -> list[Finding]:
+    return [f for f in result.findings if f.kind is FindingKind.NOT_COMPARED]

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from frazil import clock
 from frazil.backfill.commit import abandon
+from frazil.backfill.interrupted import interrupted
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
@@ -79,18 +81,20 @@ def backfill(  # noqa: PLR0913 - a command's options
     spec = find_stream(streams_folder, stream)
     if status or end_it:
         opened = read_stream(spec) if status else open_stream(spec)
-        last = read_backfill(opened.tables.main.refresh().metadata.properties, stream)
-        _print_result(last, spec, as_json=as_json) if status else _abandon(opened, last, yes=yes)
+        metadata = opened.tables.main.refresh().metadata
+        last = read_backfill(metadata.properties, stream)
+        why = interrupted(last, metadata, now_ms=clock.now_ms()) if last else None
+        _print_result(last, spec, as_json=as_json, why=why) if status else _abandon(opened, last, yes=yes)
         return
     request = _request(stream, wanted)
     if not dry_run:
         _run(spec, request, as_json=as_json)
         return
-    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
+    from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         found = estimate(requested, requested.plan(requested.last()))
-    echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
+    echo_json(found) if as_json else echo("\n".join(estimate_sentences(found, stream=stream)))
 
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
@@ -134,19 +138,21 @@ def _absolute(files: str | None) -> str | None:
     return files if not files or "://" in files else str(Path(files).absolute())
 
 
-def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> None:
+def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool, why: str | None = None) -> None:
     if as_json:
         echo_json(last)
     elif last is None:
         echo(f"Stream {spec.name} never had a backfill.")
     else:
+        repeats = "; those that repeat rows do not land" if spec.dedupe else ""
+        staged = f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
         on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and spec.mode == "append" else ""
         echo_fields(
             {
                 "backfill": last.id,
-                "state": f"{last.state}{on_branch}",
+                "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}",
-                f"{_staged(spec)}s": f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes",
+                f"{_staged(spec)}s": staged,
                 "dead letters": f"{last.rejected:,}",
                 "asked for": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
             }
@@ -154,8 +160,10 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
 
 
 def _staged(spec: StreamSpec) -> str:
-    """Return the noun for what the stream's backfill stages: a row, or a change to be merged."""
-    return "change" if spec.mode == "upsert" else "row"
+    """Return the noun for what the stream's backfill stages: a row, a change to be merged, or a record that may repeat
+    a row.
+    """
+    return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:

@@ -18,7 +18,7 @@ from frazil.spark.package import STORAGES, installed_storages, make_package
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog
 from frazil.table.readers import Reader, configuration
-from frazil.table.registering import check_newest, check_not_another, metadata_at
+from frazil.table.registering import check_newest, check_no_other_name, read_metadata
 from frazil.table.spark_catalog import jar_sets
 
 
@@ -65,9 +65,9 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
     if not namespace:
         raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
     with catalog_errors(catalog.name):
-        described = metadata_at(catalog, metadata)
+        described = read_metadata(catalog, metadata)
         if described is not None:
-            check_not_another(catalog, table, described)
+            check_no_other_name(catalog, table, described)
             if not older:
                 check_newest(catalog, table, metadata, described)
         catalog.create_namespace_if_not_exists(namespace)

@@ -15,9 +15,9 @@ from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.backfill_marker import BackfillState, read_backfill
-from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
+from frazil.commit.cut import TAG, Cut, CutStream, CutTable, find_cut, remove_tag, set_tag
 from frazil.commit.marker import read_marker
-from frazil.commit.missing_rows import missing_backfilled, missing_since
+from frazil.commit.missing_rows import missing_since, tables_missing_backfill
 from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy
@@ -26,7 +26,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import dropped_sentences, dropped_tables, unknown_sentence
 from frazil.table.catalogs import catalog_errors
-from frazil.table.made_tables import tables_of
+from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
 
 Engine = Literal["spark", "trino", "duckdb"]
@@ -77,7 +77,7 @@ def cut(  # noqa: PLR0913 - a command's options
     if untag:
         _untag(untag, tables)
         return
-    found = cut_of(
+    found = find_cut(
         histories,
         {name: table for name, (table, _) in tables.items()},
         at_ms=None if at is None else int(at.timestamp() * 1000),
@@ -100,7 +100,7 @@ Tables = dict[str, tuple[Table, str]]
 """The loaded tables, each with its catalog's name, by identifier."""
 
 
-def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[StreamHistory], Tables]:
+def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[CutStream], Tables]:
     """Return the streams and their tables. All tables of a stream have the same published backfills and replays.
 
     With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
@@ -129,9 +129,9 @@ def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
 
 def _load_streams(
     names: Sequence[str], folder: Path, *, whole: bool
-) -> tuple[list[StreamTables], list[StreamHistory], Tables]:
+) -> tuple[list[StreamTables], list[CutStream], Tables]:
     streams: list[StreamTables] = []
-    histories: list[StreamHistory] = []
+    histories: list[CutStream] = []
     tables: Tables = {}
     for name in dict.fromkeys(names):
         spec = find_stream(folder, name)
@@ -148,13 +148,13 @@ def _load_streams(
         if spec.route is not None and default_marker is not None:
             with catalog_errors(opened.main.catalog_name):
                 since = missing_since(opened, default_marker)
-                routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
+                routed = load_route_tables(opened.main.current().catalog, spec.route, stream=name)
             if whole:
                 _check_whole(spec, opened, routed)
         elif default_marker is not None and default_marker.routed is not None and whole:
             echo(f"stream {name} had a route: the tables that it made are not part of this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
-        histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
+        histories.append(CutStream(name, own[0], own[1], tuple(routed), since))
     return streams, histories, tables
 
 
@@ -168,7 +168,7 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
     unknown = sorted(named - {*there, *(found.target for found in dropped)})
     with catalog_errors(tables.main.catalog_name):
         said = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    backfilled = [*map(str, missing_backfilled(tables, there))]
+    backfilled = [*map(str, tables_missing_backfill(tables, there))]
     if said or backfilled:
         error = TableLost if said else RouteBehind
         missing = [*said, *backfilled]

@@ -15,6 +15,7 @@ import click
 from frazil import clock
 from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import CommandOutput, echo
+from frazil.commit.former_table import lost_or_replaced
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
@@ -22,7 +23,6 @@ from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
-from frazil.table.lost import lost_table
 
 ENDS_NAMED = 5
 _reason_option = click.option(
@@ -161,7 +161,7 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
     """Return why the table is lost; None if it is not."""
-    return None if desired.is_with_table else lost_table(spec)
+    return None if desired.is_with_table else lost_or_replaced(spec, None)
 
 
 def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, output: CommandOutput) -> None:

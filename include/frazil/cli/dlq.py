@@ -12,24 +12,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frazil import clock
-from frazil.backfill.commit import unfinished
+from frazil.backfill.commit import find_unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, read_stream
-from frazil.dead_letters.counts import counts, samples
+from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import Mark, discard
-from frazil.dead_letters.left_out import LeftOut, left_out, sentences
+from frazil.dead_letters.left_out import LeftOut, count_left_out, left_out_sentences
 from frazil.dead_letters.selection import ERROR_CLASS, Selection
+from frazil.errors import AdoptionRequired
 from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.timetext import utc
 
 if TYPE_CHECKING:
-    from frazil.dead_letters.replay import Replayed
+    from frazil.dead_letters.replay import ReplayResult
     from frazil.spec.model import StreamSpec
 
 SHOWN = 200
@@ -79,7 +80,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
       frazil dlq list flights --from 2013-12-30T00:00:00Z --json
     """
     opened = _open(stream, streams_folder, which["reasons"])
-    found = counts(opened.tables.dead_letters.current(), opened.spec, _selection(discarded=discarded, **which))
+    found = count_by_day(opened.tables.dead_letters.current(), opened.spec, _selection(discarded=discarded, **which))
     if as_json:
         echo_json(found)
     elif not found:
@@ -88,7 +89,9 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         numbers = frozenset({"dead letters", "replayed in vain", "discarded"})
         echo_table(["day", "reason", "dead letters", "replayed in vain", "discarded"], rows, numbers=numbers)
-    if (backfill := unfinished(opened.tables)) and backfill.replays:
+        for sentence in _not_replayed(opened, _selection(discarded=discarded, **which)):
+            echo(f"In a replay, {sentence}", err=True)
+    if (backfill := find_unfinished(opened.tables)) and backfill.replays:
         echo(
             f"A replay of stream {stream} ({backfill.request['dead-letters']}) runs, or was interrupted: "
             f"`frazil dlq replay {stream}` finishes it.",
@@ -113,7 +116,7 @@ def show(  # noqa: PLR0913 - a command's options
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
     dead_letters = opened.tables.dead_letters.current()
-    found = samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
+    found = read_samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return
@@ -150,7 +153,7 @@ def discard_(  # noqa: PLR0913 - a command's options
       frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    meant = sum(c.dead_letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
+    meant = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not meant:
         said = f"{counted(meant, 'dead letter')} of stream {stream} would be discarded."
         _print_result(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
@@ -158,7 +161,7 @@ def discard_(  # noqa: PLR0913 - a command's options
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(by, because, clock.now_ms()))
     _print_result(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
-    backfill = unfinished(opened.tables) if done < meant else None
+    backfill = find_unfinished(opened.tables) if done < meant else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
             f"Dead letters that the main table has as rows by replay {backfill.id} are not discarded: they leave "
@@ -172,6 +175,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 @dlq.command("replay")
 @_selecting
 @click.option("--dry-run", is_flag=True, help="Count the dead letters to decode again, and change nothing.")
+@click.option("--yes", is_flag=True, expose_value=False, help="Accepted as elsewhere: a replay never asks.")
 @click.option("--run", help="An id for schedulers that retry: a run that an operator abandoned does not start again.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
@@ -188,11 +192,11 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     check_coordinates(opened.spec)
     dead_letters = opened.tables.dead_letters.current()
-    left = left_out(opened, selection)
-    for sentence in sentences(left, stream):
+    left = count_left_out(opened, selection)
+    for sentence in left_out_sentences(left, stream):
         echo(sentence, err=True)
     if dry_run:
-        meant = sum(c.dead_letters for c in counts(dead_letters, opened.spec, selection)) - left.total()
+        meant = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
         said = (
             f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
@@ -218,8 +222,16 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         echo(_came_to(opened.spec, own))
     else:
         purpose = "else to replay" if earlier else "to replay"
-        there = sum(c.dead_letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
+        there = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
         echo(_nothing(stream, purpose, selection, left_out=bool(left), are_rows=there > left.total()))
+
+
+def _not_replayed(opened: OpenStream, selection: Selection) -> list[str]:
+    """Return one sentence for each reason why a replay leaves out dead letters; none for a stream without a marker."""
+    try:
+        return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
+    except AdoptionRequired:
+        return []
 
 
 def _nothing(stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
@@ -233,7 +245,7 @@ def _nothing(stream: str, purpose: str, selection: Selection, *, left_out: bool 
     return f"Stream {stream}: nothing {purpose}, for {why}."
 
 
-def _counts(done: Replayed) -> dict[str, int]:
+def _counts(done: ReplayResult) -> dict[str, int]:
     given_up = {"given-up": done.given_up} if done.given_up else {}
     repeated = {"repeated": done.repeated} if done.repeated else {}
     return {"landed": done.landed, "failed": done.failed, **given_up, **repeated}
@@ -243,7 +255,7 @@ def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
-def _came_to(spec: StreamSpec, done: Replayed) -> str:
+def _came_to(spec: StreamSpec, done: ReplayResult) -> str:
     what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
     gone = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
@@ -267,7 +279,7 @@ def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenSt
     opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)
-        there = {c.reason for c in counts(opened.tables.dead_letters.current(), opened.spec, every)}
+        there = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}
         if strange := sorted({*reasons} - there):
             named = f"; existing reasons: {', '.join(sorted(there))}" if there else ""
             echo(f"Stream {stream} has no dead letters of {', '.join(strange)}{named}.", err=True)

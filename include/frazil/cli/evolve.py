@@ -17,8 +17,8 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import NAMED_FIELDS
 from frazil.spec.units import counted
-from frazil.table.made_tables import tables_of
-from frazil.table.renamed import ColumnChanges, change_columns, laid_out_by, renamed_like
+from frazil.table.made_tables import load_route_tables
+from frazil.table.renamed import ColumnChanges, change_columns, check_changes, layout_field_ids
 
 
 class RenameText(click.ParamType[tuple[str, str]]):
@@ -63,7 +63,7 @@ def evolve(  # noqa: PLR0913 - one for each option
       frazil evolve flights --drop tailnum
     """
     wanted, output = ColumnChanges(dict(renames), drops), CommandOutput(as_json)
-    if not (wanted.renames or wanted.drops):
+    if not wanted:
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in NAMED_FIELDS:
@@ -72,7 +72,7 @@ def evolve(  # noqa: PLR0913 - one for each option
             "differ from the columns': rename the column by an engine, and edit the declaration, while no writer runs"
         )
     table = read_stream(spec).tables.main.current()
-    routed = tables_of(table.catalog, spec.route, stream=stream) if spec.route else {}
+    routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
     where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:
         output.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
@@ -80,9 +80,14 @@ def evolve(  # noqa: PLR0913 - one for each option
     changes += [f"{name} to nothing" for name in wanted.drops]
     ask(f"Change columns of {where}: {', '.join(changes)}?", yes=yes)
     fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
-    table = change_columns(table, wanted, fixed=fixed)
-    for each in routed.values():  # if one fails, the writer's next start does it
-        renamed_like(each, table)
+    tables = (table, *routed.values())
+    columns = [{field.name for field in each.schema().fields} for each in tables]
+    columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that it refuses what no table has
+    changes_of = [(each, mine) for each, names in zip(tables, columns, strict=True) if (mine := wanted.of(names))]
+    for each, mine in changes_of:
+        check_changes(each, mine, fixed=fixed)
+    for each, mine in changes_of:  # if one fails, the writer's next start does it
+        change_columns(each, mine, fixed=fixed)
     for old, new in wanted.renames.items():
         output.say(f"Column {old} is now {new}; records fill it by either name.")
     for name in wanted.drops:
@@ -100,7 +105,7 @@ def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
     """Return columns that must keep their names, with the reasons: the table, declaration or frazil relies on them."""
-    layout = laid_out_by(table)
+    layout = layout_field_ids(table)
     fixed = {
         field.name: "the table is partitioned or sorted by it"
         for field in table.schema().fields

@@ -266,7 +266,7 @@ class Totals:
         self._dropped: int | None = 0 if self._drops_repeats and not spec.route else None
         self._stream = spec.name
         self._tables = f"the tables of the route of {spec.name}" if spec.route else self._table
-        self.records = self.rejected = 0
+        self.records = self.rejected = self.filtered = 0
 
     def add(self, batch: BatchCommitted) -> str:
         """Add a batch, and return the line to show for it."""
@@ -274,11 +274,14 @@ class Totals:
         self.rejected += batch.rejected
         if self._dropped is not None:  # tables of a route do not report theirs
             self._dropped += batch.changes.get("repeated", 0)
-        if not batch.records and not batch.rejected:
+        filtered = batch.changes.get("dropped", 0)
+        self.filtered += filtered
+        if not batch.records and not batch.rejected and not filtered:
             return f"batch {batch.key}: no new records, only the watermark was updated"
         where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files do not enter the table
         took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
         dropped = f", {counted(repeats, 'repeat')} dropped" if repeats else ""
+        dropped += f", {counted(filtered, 'record')} dropped by the transform" if filtered else ""
         return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
@@ -290,14 +293,15 @@ class Totals:
         return self._ended(how, "into" if self._merges else "in")
 
     def _ended(self, how: str, into: str) -> str:
-        if not self.records and not self.rejected:
+        if not self.records and not self.rejected and not self.filtered:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._landed(self.records)} {into} {self._tables}"
         if self._dropped is not None:
-            kept = counted(self.records - self._dropped, "row")
-            rows = f"{counted(self.records, 'record')} read, {kept} {into} {self._tables} without repeats"
+            kept, repeats = counted(self.records - self._dropped, "row"), counted(self._dropped, "repeat")
+            rows = f"{counted(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
         elif self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
+        rows += f", {counted(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
         if not self.rejected:
             return f"{how}: {rows}"
         return (
@@ -310,7 +314,8 @@ class Totals:
         waits = {"waiting": waiting} if waiting else {}
         ended = "stopped" if stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
-        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **waits}
+        filtered = {"dropped": self.filtered} if self.filtered else {}
+        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _words(self, records: int, rejected: int) -> str:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")

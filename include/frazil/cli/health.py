@@ -32,8 +32,8 @@ from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
-from frazil.table.catalogs import existing_catalog
-from frazil.table.lost import lost_dead_letters
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
@@ -106,8 +106,10 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         reports, unknown = _with_missing(there, specs, asking)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
+    if table is not None:
+        specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs if table is None else ()))
+        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -119,7 +121,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
-    if any(report.missing for report in found):
+    if any(report.missing for report in found) or any(stream.state.missing for stream in running):
         raise SystemExit(TableLost.exit_code)
     for why in unknown.values():
         raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
@@ -175,14 +177,14 @@ def _dead_letters_dropped(table: MaintainedTable) -> str | None:
         for spec in table.streams:
             main = load_stream_table(spec)
             if main is not None and property_name(spec.name) in main.properties:
-                return str(lost_dead_letters(spec))
+                return str(lost_dead_letters_error(spec))
     except Exception:  # as above
         return None
     return None
 
 
 def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
-    found = measure(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
+    found = measure(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {
@@ -211,7 +213,7 @@ def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedT
 
 
 def _made_by(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    return made_tables(existing_catalog(spec.table.catalog), spec, specs)
+    return made_tables(open_existing_catalog(spec.table.catalog), spec, specs)
 
 
 def _problem(error: Exception) -> str:
@@ -300,7 +302,7 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
-        "compacted": f"{_compacted(one)}, {added}",
+        "compacted": f"{_compacted(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
             f"{_ago(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
@@ -356,7 +358,7 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
 
 def _compacted(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
-    return "not in its history" if at_ms is None else _ago(at_ms, one.at_ms)
+    return "never" if at_ms is None else _ago(at_ms, one.at_ms)
 
 
 def _ago(ms: int | None, now_ms: int) -> str:

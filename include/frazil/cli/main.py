@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": "frazil.cli.doctor:doctor",
     "infer": "frazil.cli.infer:infer",
     "validate": "frazil.cli.validate:validate",
+    "preview": "frazil.cli.preview:preview",
     "run": "frazil.cli.run:run",
     "status": "frazil.cli.status:status",
     "health": "frazil.cli.health:health",
@@ -53,7 +54,7 @@ COMMANDS = {
     "completion": "frazil.cli.completion:completion",
 }
 
-WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", "reveal", "validate"})
+WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", "preview", "reveal", "validate"})
 
 
 class LazyGroup(click.Group):

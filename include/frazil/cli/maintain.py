@@ -28,8 +28,8 @@ from frazil.spark.catalog_jars import catalog_jars
 from frazil.spec.load import valid_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import counted
-from frazil.table.catalogs import existing_catalog
-from frazil.table.lost import not_there
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.lost import absent_table_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,11 +89,11 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Ma
 
     Raises SpecError or TableLost if the table does not exist.
     """
-    planner = MaintenancePlanner(existing_catalog(found.catalog), found, clock.now_ms())
+    planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
     except NoSuchTableError:
-        raise not_there(found.identifier, found.streams) from None
+        raise absent_table_error(found.identifier, found.streams) from None
 
 
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             end.callback(session.stop)
             return session
 
-        catalog = existing_catalog(found.catalog)
+        catalog = open_existing_catalog(found.catalog)
         with working("measuring the table, and doing what is due"):
             began_ms = clock.now_ms()
             outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
@@ -190,7 +190,7 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
     maintained = find_maintained(specs.values(), table)
     now_ms = clock.now_ms()
     with working("listing the table's files"):
-        report = clean_orphans(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
+        report = clean_orphans(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:
         echo_json(report)
     else:

@@ -16,11 +16,12 @@ from frazil.cli.options import current_user, json_option, stream_argument, strea
 from frazil.cli.output import CommandOutput, ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
-from frazil.commit.adoption import continued, forgotten_reader, readers_of
+from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import nested, property_name
-from frazil.commit.missing_rows import missing_rows
-from frazil.commit.opened import open_kafka, open_stream, read_stream
+from frazil.commit.missing_rows import tables_behind
+from frazil.commit.opened import open_dead_letters, open_kafka, open_named, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
@@ -34,7 +35,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, target_of
 from frazil.table.branches import live_rows
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import utc
 
@@ -141,9 +142,8 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     output = CommandOutput(as_json)
     spec = find_stream(streams_folder, stream)
     table = load_stream_table(spec)
+    check_own_table(spec, table)
     if table is None:
-        if lost := lost_table(spec):
-            raise TableLost(lost)
         output.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
         output.end(stream=stream, adopted=False)
         return
@@ -155,7 +155,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         offsets = kafka.starts(spec.source.start, found.partitions)
-    others = readers_of(table.properties, found.identity, stream=stream)
+    others = other_readers(table.properties, found.identity, stream=stream)
     output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
     forgotten = forgotten_reader(table.properties, found.identity, stream=stream)
     for sentence in _earlier_readers(stream, others, forgotten=forgotten):
@@ -164,7 +164,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
-    begin = continued(offsets, others)
+    begin = continued_offsets(offsets, others)
     marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
     output.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
     output.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
@@ -208,17 +208,19 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
     folder = run_folder(stream)
     with WriterLock(folder, streams=(stream,)):
         table = load_stream_table(spec)
-        if table is None and (lost := lost_table(spec)):
+        if table is None and (lost := find_lost_table(spec)):
             raise TableLost(lost)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
         output.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
         output.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
-            opened = open_stream(spec)
+            opened = open_named(spec, table)
             _check_none_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
             output.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
+        elif (dead_letters := open_dead_letters(spec)) is not None:
+            marker_change.forget_dead_letters(dead_letters)
         shutil.rmtree(folder, ignore_errors=True)
     output.say(f"Stream {stream} is forgotten.")
     output.end(stream=stream, removed_objects=removed, run_folder=folder)
@@ -230,7 +232,7 @@ def _check_none_wait(tables: StreamTables, stream: str) -> None:
         marker = tables.marker()
     except MarkerUnreadable:
         return
-    if marker and (behind := missing_rows(tables, marker)):
+    if marker and (behind := tables_behind(tables, marker)):
         raise SpecError(
             f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
             "shows no table, or give them up there"

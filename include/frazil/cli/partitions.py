@@ -14,16 +14,16 @@ from frazil import clock
 from frazil.cli.options import checked_reason, current_user, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
-from frazil.partitions.completeness import complete_to, moment
+from frazil.partitions.completeness import complete_until_us, format_time
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import Assessment, assess, release, send_again
+from frazil.signals.completion import Assessment, assess, release_window, resend_signals
 from frazil.signals.signal import Signal
 from frazil.spec.load import streams_of, valid_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
 from frazil.spec.units import format_duration
-from frazil.table.catalogs import existing_catalog
-from frazil.table.lost import not_there
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.lost import absent_table_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ def partitions(  # noqa: PLR0913 - a command's options
         raise click.UsageError("--release and --reason belong together")
     specs = _feeding(streams_folder, table)
     table = specs[0].table.identifier
-    catalog = existing_catalog(specs[0].table.catalog)
+    catalog = open_existing_catalog(specs[0].table.catalog)
     by = f"by {current_user()}, frazil partitions"
     seen = _assess(catalog, specs)
     if held and reason:
-        release(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
+        release_window(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
     if again:
         wanted = [window for key in again for window in _windows(key, seen.grain)]
-        send_again(catalog, table, wanted, note=f"sent again {by}", clock_ms=clock.now_ms())
+        resend_signals(catalog, table, wanted, note=f"sent again {by}", clock_ms=clock.now_ms())
     found = _found(_assess(catalog, specs) if held or again else seen, last)
     if as_json:
         echo_json(found)
@@ -122,7 +122,7 @@ def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
         table = specs[0].table.identifier
         if specs[0].window is None:
             raise SpecError(never_complete(specs[0]))
-        raise not_there(table, specs)
+        raise absent_table_error(table, specs)
     return seen
 
 
@@ -145,7 +145,7 @@ def _windows(key: str, grain: Grain) -> Sequence[Window]:
 
 
 def _found(seen: Assessment, last: int) -> Partitions:
-    cursor, bound = seen.signals.cursor, complete_to(seen.feeds)
+    cursor, bound = seen.signals.cursor, complete_until_us(seen.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:
         since = min([cursor.through_us - last * seen.grain.us, *cursor.held])
@@ -153,15 +153,15 @@ def _found(seen: Assessment, last: int) -> Partitions:
     return Partitions(
         table=seen.signals.table,
         window=seen.grain,
-        complete_to=None if bound is None else moment(bound),
-        signalled_from=None if cursor is None else moment(cursor.from_us),
-        signalled_to=None if cursor is None else moment(cursor.through_us),
+        complete_to=None if bound is None else format_time(bound),
+        signalled_from=None if cursor is None else format_time(cursor.from_us),
+        signalled_to=None if cursor is None else format_time(cursor.through_us),
         waits_for=seen.decision.reason,
         held=tuple(w.key for w in sorted(newest) if not newest[w].sent),
         streams=tuple(
             Feeding(
                 f.stream,
-                None if f.watermark_us is None else moment(f.watermark_us),
+                None if f.watermark_us is None else format_time(f.watermark_us),
                 format_duration(timedelta(microseconds=f.lateness_us)),
                 f"{f.holding_back[0]}-{f.holding_back[1]}" if f.holding_back else None,
             )

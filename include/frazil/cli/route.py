@@ -19,14 +19,14 @@ from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream, read_stream
-from frazil.commit.waiting_files import note_of
+from frazil.commit.waiting_files import load_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import DroppedTable, behind_default_table, recreate_table, route_has, value_of_dropped
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
-from frazil.table.made_tables import tables_of
+from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
 
 
@@ -102,7 +102,7 @@ class _Differences:
     @classmethod
     def of(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
-        there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
+        there = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
         behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, there)
         now_ms = opened.tables.clock_ms()
         coming = [found for found in behind if found.is_coming(now_ms)]
@@ -162,7 +162,7 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
             f"{coming.target} is missing {last}: its writer brings them right after the default table's, if it runs."
         )
     if not (found.coming or found.is_amiss):
-        output.say(f"All tables of the route of {stream} have all rows that its default table has.")
+        output.say(f"No table of the route is behind (positions only; rows: frazil audit {stream}).")
 
 
 def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
@@ -191,7 +191,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
         if not there:
             recreate_table(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
-            following.give_up_beside(opened.tables, table, default_marker)
+            following.give_up_waiting_rows(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
             asking.output.say(
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
@@ -201,10 +201,10 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
         following.give_up(opened.tables, table, default_marker)
         _record_current_table(opened, table)
     except Exception as error:  # catalogs' clients raise anything
-        if note_of(opened.tables, table) is None:
+        if load_note(opened.tables, table) is None:
             raise
         asking.output.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
-        following.give_up_beside(opened.tables, table, default_marker)
+        following.give_up_waiting_rows(opened.tables, table, default_marker)
     asking.output.say(f"{table} goes on. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
@@ -234,7 +234,7 @@ def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not there:
-        following.give_up_beside(opened.tables, table, default_marker)
+        following.give_up_waiting_rows(opened.tables, table, default_marker)
     return not there or (waiting is not None and not of_batches)
 
 
@@ -269,7 +269,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _Difference
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
     """Whether an operator gave up rows of a table that was missing, or that the route had not created."""
-    note = note_of(opened.tables, table)
+    note = load_note(opened.tables, table)
     return note is not None and note.given_up is not None
 
 

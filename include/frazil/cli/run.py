@@ -31,7 +31,7 @@ from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
-from frazil.home import run_folder
+from frazil.home import full_disk, run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import KILLED, record_exit
 from frazil.host.heartbeat import Phase
@@ -182,7 +182,8 @@ class Follower:
             self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
-            self.terminal.complain(f"the writer ended {how}; its last output is in {self._log}")
+            where = full_disk(self._folder) or f"its last output is in {self._log}"
+            self.terminal.complain(f"the writer ended {how}; {where}")
         return code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
@@ -296,13 +297,13 @@ def _rows_that_wait(spec: StreamSpec) -> int:
     """Return the number of the default table's rows that wait for tables of the route; 0 also if that is unknown."""
     if spec.route is None:
         return 0
-    from frazil.commit.missing_rows import missing_rows  # noqa: PLC0415 - once the writer has loaded PyIceberg
+    from frazil.commit.missing_rows import tables_behind  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
 
     try:
         tables = read_stream(spec).tables
         marker = tables.marker()
-        return sum(found.rows for found in missing_rows(tables, marker)) if marker else 0
+        return sum(found.rows for found in tables_behind(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
         logging.getLogger(__name__).info("cannot determine rows pending for routed tables: %r", error)
         return 0

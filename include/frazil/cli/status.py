@@ -15,6 +15,7 @@ from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
+from frazil.home import full_disk, home
 from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.dead_letters import count_rejected, find_treatments
@@ -22,7 +23,7 @@ from frazil.spec.application import find_application
 from frazil.spec.last_valid import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.derive import exit_words
+from frazil.status.derive import exit_words, reset_words
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import stream_state
@@ -167,6 +168,8 @@ def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> in
 
 def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
+    if one.flow is not None and one.flow.rejected_since_reset:
+        rejected += " since reset"
     plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_words(one)}
     return {**_fields(one, None, now_ms=now_ms), **plain}
 
@@ -178,7 +181,7 @@ def _rows_words(one: StreamState) -> str:
 
 
 def _route_words(one: StreamState) -> str:
-    return f"`frazil route {one.name}` looks into its tables, also for one that was made again"
+    return f"`frazil route {one.name}` checks the routed tables"
 
 
 def _rejected_words(one: StreamState, left: int | None) -> str:
@@ -201,7 +204,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "table": one.table,
         "state": str(one.state),
         "desired": (one.desired or "unknown") + why,
-        "writer": _writer_words(one.writer, now_ms=now_ms),
+        "writer": reset_words(one, now_ms=now_ms) if one.reset_since_end else _writer_words(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": _lag_words(one),
         **({} if one.backpressure_ms is None else {"backpressure": _backpressure_words(one.backpressure_ms)}),
@@ -209,7 +212,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_words(one, left),
-        "rows": _rows_words(one) + (f", in {one.table} alone" if one.routed else ""),
+        "rows": _rows_words(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
         **({"route": _route_words(one)} if one.routed else {}),
         **({"last changes": f"{_counts_words(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(
@@ -217,6 +220,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
             if one.replayed_at_ms is None
             else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_words(one.replayed)}"}
         ),
+        **({"backfill": one.backfill} if one.backfill else {}),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }
@@ -245,5 +249,6 @@ def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
             doing += f", {counted(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
-        return writer.state
+        why = full_disk(home()) or "it may have been killed"
+        return f"{writer.state}, and why is not recorded: {why}" if writer.has_ended else writer.state
     return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"

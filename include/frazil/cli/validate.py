@@ -51,6 +51,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         echo(render(), nl=False)
         return
     streams, errors = _load(files or _all_of(streams_folder))
+    invalid = tuple(errors)
     connections = _connections(streams) if connect else None
     errors += [fault.said for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
@@ -62,8 +63,9 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         result |= {"connections": connections.good} if connections else {}
         echo(json.dumps(result, indent=2))
     else:
-        for spec in streams.values():
-            echo(_line(spec))
+        for path, spec in streams.items():
+            if not any(error.startswith(f"{path}:") for error in invalid):
+                echo(_line(spec))
         for good in connections.good if connections else ():
             echo(good)
         for warning in warned:
@@ -99,6 +101,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
     for path, spec in streams.items():
         errors.extend(f"{path}: source.properties.{key}: {said}" for key, said in _kafka_problems(spec).items())
         errors.extend(f"{path}: {said}" for said in _format_problems(spec))
+        errors.extend(f"{path}: {said}" for said in _transform_problems(spec))
         errors.extend(f"{path}: commit.atomic: {said}" for said in _atomic_problems(spec))
     clashes = conflicts({**_beside(files), **streams})
     return streams, errors + [said for said in clashes if any(said.startswith(f"{path}:") for path in streams)]
@@ -125,15 +128,32 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
 
 def _format_problems(spec: StreamSpec) -> list[str]:
     """Return the errors that the writer's start would report for columns that no record can fill."""
-    if spec.source.format.type == "json" and not any("<" in column.type for column in spec.columns):
+    if spec.source.format.type == "json" and not any("<" in column.type for column in spec.record_columns):
         return []  # every type without nested types can be filled
     from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
-    from frazil.spec.iceberg import schema  # noqa: PLC0415 - as above
+    from frazil.spec.iceberg import records_schema  # noqa: PLC0415 - as above
 
     try:
-        check_supported(schema(spec), spec.source.format)
+        check_supported(records_schema(spec), spec.source.format)
     except SpecError as error:
         return [str(error)]
+    return []
+
+
+def _made_columns(spec: StreamSpec) -> dict[str, str]:
+    """Return the types of the columns that the stream's transform makes. Raises SpecError and MissingExtra."""
+    if spec.transform is None:
+        return {}
+    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where it is asked
+
+    return dict(checked(spec).types)
+
+
+def _transform_problems(spec: StreamSpec) -> list[str]:
+    try:
+        _made_columns(spec)
+    except SpecError as error:
+        return str(error).splitlines()
     return []
 
 
@@ -153,11 +173,19 @@ def _atomic_problems(spec: StreamSpec) -> list[str]:
 
 def _line(spec: StreamSpec) -> str:
     layout = f"partitioned by {', '.join(spec.partition_by)}" if spec.partition_by else "not partitioned"
-    return f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
+    line = f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
+    with suppress(SpecError):
+        if made := _made_columns(spec):
+            return f"{line}, transform makes {', '.join(f'{name}: {kind}' for name, kind in made.items())}"
+    return line
 
 
 def _summary(spec: StreamSpec) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    with suppress(SpecError):
+        made = {"transform": _made_columns(spec)} if spec.transform else {}
     return {
+        **made,
         "name": spec.name,
         "topics": list(spec.source.topics),
         "topic-pattern": spec.source.topic_pattern,

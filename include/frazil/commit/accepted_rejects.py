@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frazil.commit.marker import flat, nested, of_same_topics
+from frazil.commit.marker import flat, keep_same_topics, nested
 from frazil.commit.stream_tables import StreamTables
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -53,7 +53,7 @@ def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[Topic
     Leaves out topics that were recreated since the acceptance.
     """
     found = _read(tables)
-    return of_same_topics(found.offsets, found.source, source) if found else {}
+    return keep_same_topics(found.offsets, found.source, source) if found else {}
 
 
 def _read(tables: StreamTables) -> AcceptedRejects | None:

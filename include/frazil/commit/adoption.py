@@ -13,7 +13,7 @@ from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, of_topics, read_marker
+from frazil.commit.marker import PROPERTY_PREFIX, Marker, keep_topics, read_marker
 from frazil.errors import AdoptionRequired, MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -31,22 +31,22 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
     stream, or a forgotten stream, has read topics of `source` into the table: a renamed or restarted stream would read
     these topics again.
     """
-    if others := readers_of(metadata.properties, source, stream=stream):
+    if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
         raise AdoptionRequired(
-            f"stream {stream!r} has no marker in table {table}, and stream {other!r} has read "
-            f"{', '.join(sorted(topics))} into it already. Was it renamed? `frazil adopt {stream}` lets {stream!r} go "
-            f"on where {other!r} stands; or give it its old name back"
+            f"stream {stream!r} has no marker in table {table}, but stream {other!r} has already read "
+            f"{', '.join(sorted(topics))} into this table. If {other!r} was renamed to {stream!r}, run "
+            f"`frazil adopt {stream}` to continue at the position of {other!r}, or change the name back"
         )
     head = head_of(metadata)
-    rows = rows_of(metadata)
+    rows = row_count(metadata)
     if head is None or rows == 0:
         return
     if past := forgotten_reader(metadata.properties, source, stream=stream):
         raise AdoptionRequired(
-            f"stream {past!r} was forgotten, and its rows are still in table {table}: stream {stream!r} would write "
-            f"those that Kafka still has a second time. `frazil adopt {stream}` lets it begin at source.start; "
-            f"`frazil reset {stream}` then chooses another position"
+            f"stream {past!r} was forgotten, but its rows are still in table {table}: stream {stream!r} would write "
+            "the records that Kafka still has a second time. To start at source.start anyway, run "
+            f"`frazil adopt {stream}`; to choose another position, run `frazil reset {stream}` after that"
         )
     if not any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
         raise AdoptionRequired(
@@ -55,7 +55,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
         )
 
 
-def rows_of(metadata: TableMetadata) -> int | None:
+def row_count(metadata: TableMetadata) -> int | None:
     """Return the number of rows in main, from the summary of its newest snapshot; None if the summary has no row
     count.
     """
@@ -64,7 +64,7 @@ def rows_of(metadata: TableMetadata) -> int | None:
     return int(text) if text else None
 
 
-def readers_of(
+def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
     """Return the offsets up to which other streams of this table have read topics of this source, by stream and
@@ -75,19 +75,19 @@ def readers_of(
         other = name.removeprefix(PROPERTY_PREFIX)
         if other in (name, stream):
             continue
-        marker = _readable(properties, other)
+        marker = _try_read_marker(properties, other)
         if marker is None or marker.source.cluster_id != source.cluster_id:
             continue
         same = [t for t, topic_id in source.topic_ids.items() if marker.source.topic_ids.get(t) == topic_id]
-        offsets = {topic: of_topics(marker.offsets, [topic]) for topic in same}
+        offsets = {topic: keep_topics(marker.offsets, [topic]) for topic in same}
         if read := {topic: of for topic, of in offsets.items() if of}:
             found[other] = read
     return found
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream that had this name, or that has read topics of this source; None if there
-    is neither.
+    """Return the name of a forgotten stream that had this name, or that has read topics of this source; None if no
+    such stream exists.
     """
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
@@ -95,10 +95,10 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
     return next((n.removeprefix(FORGOTTEN_PREFIX) for n in notes if _has_read(properties[n], source)), None)
 
 
-def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
+def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
     """Return the note of a forgotten stream as a table property; topics of the stream's earlier note are kept."""
-    marker = _readable(properties, stream)
-    before = _note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
+    marker = _try_read_marker(properties, stream)
+    before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
     others = dict(_topic_ids(before))
     known = others.pop(cluster_id, {})
@@ -114,11 +114,11 @@ def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
     """Return the last epoch of the stream when it was forgotten; 0 if the stream was never forgotten."""
-    return int(_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
+    return int(_parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
 
 
 def _has_read(note: str, source: SourceIdentity) -> bool:
-    known = _topic_ids(_note(note)).get(source.cluster_id, {})
+    known = _topic_ids(_parse_note(note)).get(source.cluster_id, {})
     return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
 
 
@@ -128,7 +128,7 @@ def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]
     return {**note.get("other-clusters", {}), **newest}
 
 
-def _note(text: str) -> Mapping[str, Any]:
+def _parse_note(text: str) -> Mapping[str, Any]:
     """Parse a note. Returns an empty mapping if the note has another format or was edited by hand."""
     try:
         raw = json.loads(text)
@@ -137,7 +137,7 @@ def _note(text: str) -> Mapping[str, Any]:
         return {}
 
 
-def continued(
+def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
     """Return the offsets at which a stream begins: after the records that other streams have read, else `starts`."""
@@ -145,7 +145,7 @@ def continued(
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
 
 
-def _readable(properties: Mapping[str, str], stream: str) -> Marker | None:
+def _try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
     try:
         return read_marker(properties, stream)
     except MarkerUnreadable:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.errors import MarkerUnreadable
+from frazil.host.processes import mark
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
-RUNS_KEPT = 20
-"""Number of runs (the most recent) that a backfill's marker records. An earlier run that is cleared starts its request
-again.
+MAX_RUNS = 20
+"""Maximum number of runs (the most recent) that a backfill's marker records. If an operator clears an older run in
+Airflow, that run starts its request again.
 """
 
 
@@ -32,6 +35,19 @@ class BackfillState(StrEnum):
     """All chunks of the backfill are committed to the branch."""
     PUBLISHED = "published"
     ABANDONED = "abandoned"
+
+
+class Worker(NamedTuple):
+    """A process that runs a backfill."""
+
+    host: str
+    pid: int
+    started_at_s: float
+
+    @classmethod
+    def this(cls) -> Worker:
+        own = mark(os.getpid())
+        return cls(socket.gethostname(), own.pid, own.started_at_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,8 @@ class BackfillMarker:
     rejected: int = 0
     bytes: int = 0
     files: int = 0
+    worker: Worker | None = None
+    """The process that began the current epoch; None if an earlier version began it."""
     runs: tuple[str, ...] = ()
     """The last named runs that took part, such as Airflow's runs, the most recent at the end.
 
@@ -85,8 +103,10 @@ class BackfillMarker:
 
     def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
         """Return the backfill as it is when `run` begins a new epoch."""
-        runs = _latest(self.runs, (run,) if run else ())
-        return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
+        runs = _latest_runs(self.runs, (run,) if run else ())
+        return dataclasses.replace(
+            self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.this()
+        )
 
     def abandoned(self, by: str | None) -> BackfillMarker:
         """Return the backfill as ended without publication: by the operator `by`, or, if `by` is None, by its own
@@ -95,9 +115,10 @@ class BackfillMarker:
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
-        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest(self.abandoned_runs, self.runs))
+        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest_runs(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
+        files = [f for f in journal.files if f.target != "dead-letters"]
         return dataclasses.replace(
             self,
             state=BackfillState.STAGING,
@@ -105,8 +126,8 @@ class BackfillMarker:
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
             rejected=self.rejected + journal.rejected,
-            bytes=self.bytes + sum(f.bytes for f in journal.staged_for("main")),
-            files=self.files + len(journal.staged_for("main")),
+            bytes=self.bytes + sum(f.bytes for f in files),
+            files=self.files + len(files),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -118,17 +139,18 @@ class BackfillMarker:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> BackfillMarker:
         if raw["format"] != FORMAT_VERSION:
-            raise ValueError(f"it has format {raw['format']}, this frazil reads {FORMAT_VERSION}")
+            raise ValueError(f"format {raw['format']}, but this version of frazil reads format {FORMAT_VERSION}")
         names = {f.name for f in dataclasses.fields(cls)}
         batches = {int(epoch): last for epoch, last in raw["batches"].items()}
         known = {k: v for k, v in raw.items() if k in names}
         runs = {name: tuple(known.get(name, ())) for name in ("runs", "abandoned_runs")}
-        return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches})
+        worker = Worker(*raw["worker"]) if raw.get("worker") else None
+        return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches, "worker": worker})
 
 
-def _latest(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the last `RUNS_KEPT` runs, with the runs of `now` at the end."""
-    return (*(run for run in before if run not in now), *now)[-RUNS_KEPT:]
+def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the last `MAX_RUNS` runs, with the runs of `now` at the end."""
+    return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
 
 
 def property_name(stream: str) -> str:
@@ -138,7 +160,7 @@ def property_name(stream: str) -> str:
 def branch_name(stream: str) -> str:
     """Return the name of the backfill branch, which is the same in both tables.
 
-    A stream has only one such name, so two of its backfills never begin at once.
+    A stream has only one such name, so two of its backfills cannot run at the same time.
     """
     return f"frazil-backfill-{stream}"
 
@@ -159,18 +181,18 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
         return BackfillMarker.from_json(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MarkerUnreadable(
-            f"the table property {property_name(stream)!r} is not a backfill's ({error!r}): another frazil wrote it, "
-            "or it was edited by hand. Run the frazil that wrote it, or put it back"
+            f"the table property {property_name(stream)!r} is not a backfill marker ({error!r}): another version of "
+            "frazil wrote it, or it was edited by hand. Run the version that wrote it, or restore the property"
         ) from error
 
 
-def unsettled(
+def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
     """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
-    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
-    a replay stay. Takes the properties of both tables.
+    With `abandoned`, also return a backfill that was abandoned in the default table. No table gets the rows of such a
+    backfill, and the dead letters of a replay stay. Takes the properties of both tables.
     """
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
@@ -178,7 +200,7 @@ def unsettled(
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
 
-def has_rows_of(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
+def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
     """Whether a routed table has the rows of a backfill.
 
     The table's properties name the last backfill that had rows for the table.

@@ -1,7 +1,8 @@
-"""The records of backfills next to a stream's journals: the journals of their chunks, and one record per published
-backfill.
+"""Reads and writes the objects of backfills next to a stream's journals: the journals of their chunks, and one record
+per published backfill.
 
-For a backfill's rows they serve as commit records: the audit reads them to learn which rows a table must have.
+For a backfill's rows, these objects serve as commit records: the audit reads them to learn which rows a table must
+have.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_ba
 from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.period import Period
-from frazil.commit.target import object_of, targets_in
+from frazil.commit.target import list_targets, object_path
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """The content of `_frazil/<stream>/backfills/<id>.json`: what the publishing commit adds.
+class BackfillRecord:
+    """The content of `_frazil/<stream>/backfills/<id>.json`: a description of the rows that the publishing commit adds.
 
     The record is written before that commit.
     """
@@ -51,53 +52,52 @@ class Record:
     def to_bytes(self) -> bytes:
         raw: dict[str, Any] = {"backfill": self.backfill.to_json(), "late": self.late}
         if self.replayed:
-            raw["replayed"] = _packed(self.replayed)
+            raw["replayed"] = _pack(self.replayed)
         if self.routed:
-            raw["routed"] = {target: _packed(of) for target, of in self.routed.items()}
+            raw["routed"] = {target: _pack(of) for target, of in self.routed.items()}
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Record:
+    def from_bytes(cls, data: bytes) -> BackfillRecord:
         raw: dict[str, Any] = json.loads(data)
         late = {int(begin): rows for begin, rows in raw["late"].items()}
-        routed = {target: _unpacked(of) for target, of in raw.get("routed", {}).items()}
-        return cls(BackfillMarker.from_json(raw["backfill"]), late, _unpacked(raw.get("replayed", ())), routed)
+        routed = {target: _unpack(of) for target, of in raw.get("routed", {}).items()}
+        return cls(BackfillMarker.from_json(raw["backfill"]), late, _unpack(raw.get("replayed", ())), routed)
 
 
-def _packed(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
+def _pack(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
     return [
         (topic, partition, base64.b64encode(found.serialize()).decode())
         for (topic, partition), found in sorted(offsets.items(), key=itemgetter(0))
     ]
 
 
-def _unpacked(raw: Iterable[Sequence[Any]]) -> dict[TopicPartition, BitMap64]:
+def _unpack(raw: Iterable[Sequence[Any]]) -> dict[TopicPartition, BitMap64]:
     return {(topic, partition): BitMap64.deserialize(base64.b64decode(offsets)) for topic, partition, offsets in raw}
 
 
-def folder(journals: JournalStore) -> str:
+def backfills_folder(journals: JournalStore) -> str:
     return f"{journals.state}/backfills"
 
 
 def record_path(journals: JournalStore, backfill_id: str) -> str:
-    return f"{folder(journals)}/{backfill_id}.json"
+    return f"{backfills_folder(journals)}/{backfill_id}.json"
 
 
-def record_of(journals: JournalStore, backfill: BackfillMarker) -> Record:
+def load_record(journals: JournalStore, backfill: BackfillMarker) -> BackfillRecord:
     """Return the record of a published replay. Raises FrazilError if the record is missing."""
     path = record_path(journals, backfill.id)
     data = journals.store.get(path)
     if data is None:
         raise FrazilError(
-            f"the record of replay {backfill.id} of stream {backfill.stream!r} is missing: nothing tells which dead "
-            "letters it "
-            f"made rows. Put {path} back"
+            f"the record of replay {backfill.id} of stream {backfill.stream!r} is missing, so frazil cannot determine "
+            f"which dead letters became rows. Restore {path}"
         )
-    return Record.from_bytes(data)
+    return BackfillRecord.from_bytes(data)
 
 
 def backfill_folder(journals: JournalStore, backfill_id: str) -> str:
-    return f"{folder(journals)}/{backfill_id}"
+    return f"{backfills_folder(journals)}/{backfill_id}"
 
 
 def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
@@ -106,13 +106,13 @@ def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
 
 
 def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
-    """Discard the rows of a published replay that wait for a table which is no longer in the route."""
-    journals.store.put(object_of(_given_up_folder(journals, backfill_id), target), b"{}")
+    """Discard the rows of a published backfill or replay that wait for a table which is no longer in the route."""
+    journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
 def given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
     """Return the tables for which an operator discarded the rows of a replay."""
-    return targets_in(journals.store, _given_up_folder(journals, backfill_id))
+    return list_targets(journals.store, _given_up_folder(journals, backfill_id))
 
 
 def _given_up_folder(journals: JournalStore, backfill_id: str) -> str:
@@ -130,26 +130,26 @@ def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
-def published(
+def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
-) -> Iterator[Record]:
+) -> Iterator[BackfillRecord]:
     """Yield the records of published backfills.
 
-    With `window`, yields only backfills whose snapshot, in the history of main, was committed in that period. The
-    record of a backfill that is not marked as published is left out: it is only an intention.
+    With `window`, yields only backfills whose snapshot, in the history of main, was committed in that period. Leaves
+    out the record of a backfill that is not yet marked as published.
     """
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
     for path in paths:
         data = journals.store.get(path)
-        record = Record.from_bytes(data) if data else None
+        record = BackfillRecord.from_bytes(data) if data else None
         if record and record.backfill.id != intended:
             yield record
 
 
 def _paths(journals: JournalStore) -> list[str]:
-    found = [f.path for f in journals.store.list_files(folder(journals))]
+    found = [f.path for f in journals.store.list_files(backfills_folder(journals))]
     return [path for path in found if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
 
 

@@ -27,12 +27,12 @@ class BranchEnd:
     """Removes a branch in the rounds of one swap, then deletes the manifests that only the branch used."""
 
     branch: str
-    also: Callable[[Snapshot], bool] = lambda _: False
+    removes_too: Callable[[Snapshot], bool] = lambda _: False
     """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
-    gone: frozenset[int] = field(default=frozenset())
+    removed_ids: frozenset[int] = field(default=frozenset())
     """Ids of the snapshots that the last round removed."""
     waste: frozenset[str] = field(default=frozenset())
-    """Paths of the manifests and manifest lists that are unused once the snapshots in `gone` are removed."""
+    """Paths of the manifests and manifest lists that are unused once the snapshots in `removed_ids` are removed."""
 
     @property
     def undecided(self) -> bool:
@@ -41,17 +41,17 @@ class BranchEnd:
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
         """Return updates that remove the branch, and those of its snapshots that no other branch or tag reaches."""
         metadata = table.metadata
-        self.gone, self.waste = frozenset(), frozenset()
+        self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
             return ()
         own = {s.snapshot_id for s in ancestors(metadata, self.branch)}
         elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
-        own |= {s.snapshot_id for s in metadata.snapshots if self.also(s)}
+        own |= {s.snapshot_id for s in metadata.snapshots if self.removes_too(s)}
         gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
         # A branch or tag that began here may share manifests, so none of them is deleted.
         if own.isdisjoint(elsewhere):
-            self.gone = frozenset(s.snapshot_id for s in gone)
-            self.waste = frozenset(_written_for(gone, table.io))
+            self.removed_ids = frozenset(s.snapshot_id for s in gone)
+            self.waste = frozenset(_manifest_paths(gone, table.io))
         removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
@@ -61,20 +61,22 @@ class BranchEnd:
         Deletes nothing if a snapshot of the branch still exists: either the removal did not land, or the snapshot was
         tagged.
         """
-        if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
+        if not may_delete_files(table.properties) or any(
+            s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
+        ):
             return
         waste, self.waste = sorted(self.waste), frozenset()
         if waste:
             open_store(waste[0], table.io.properties).delete(waste)
 
 
-def stands(table: Table, branch: str) -> AssertRefSnapshotId:
+def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
     """Return the requirement that the branch is unchanged, or that it still does not exist."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
 
 
-def _written_for(snapshots: list[Snapshot], io: FileIO) -> set[str]:
+def _manifest_paths(snapshots: list[Snapshot], io: FileIO) -> set[str]:
     """Return the paths of the snapshots' manifest lists and manifests.
 
     Reads the lists in parallel, because one day of commits has more than a thousand.

@@ -1,9 +1,9 @@
 """Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on four abilities of a catalog that may be missing without an error. The catalog must keep the snapshot
-history and table properties, and it must refuse a commit whose base has changed. A commit to a branch must leave main
-unchanged. A stream also relies on the storage for conditional puts. The probe commits empty snapshots to a table and
-checks the results.
+A stream relies on features that some catalogs lack without reporting it. The catalog must keep the snapshot history and
+table properties, and it must refuse a commit whose base has changed. A commit to a branch must leave main unchanged. A
+stream also relies on the storage for conditional puts. The probe commits empty snapshots to a table and checks the
+results.
 
 The probe runs before a stream's first take-over. Later, the stream's marker proves that the catalog can hold the
 stream. Each host records the catalogs that passed, so that the first starts of many streams do not repeat the probe.
@@ -37,7 +37,7 @@ from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home, make_folder
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
-from frazil.table.catalog_mistakes import wrongly_configured
+from frazil.table.catalog_mistakes import configuration_error
 from frazil.table.catalogs import CatalogConfig, catalog_config, catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.remains import STATE
@@ -51,7 +51,7 @@ PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""Age at which a probe's table counts as left by a killed probe; a probe takes only seconds."""
+"""Age from which a probe's table counts as left behind by a killed probe; a probe takes only seconds."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
@@ -70,7 +70,7 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
     try:
         missing = probe(catalog, spec, now_ms=now_ms)
     except AccessDenied as error:
-        log.warning("whether the catalog %r can hold a stream was not probed: %s", catalog.name, error)
+        log.warning("could not check whether the catalog %r can hold a stream: %s", catalog.name, error)
         return
     if missing:
         raise CommitRefused(
@@ -97,7 +97,7 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class _Probe:
-    """The probe's commits to its table, and the missing abilities that they show."""
+    """The probe's commits to its table, and the missing features that they show."""
 
     catalog: Catalog
     table: Table
@@ -132,7 +132,7 @@ class _Probe:
         if not {first.snapshot.snapshot_id, second.snapshot.snapshot_id} <= ids or (
             head is None or head.parent_snapshot_id != first.snapshot.snapshot_id
         ):
-            self.found.append("it keeps no snapshot history: of two commits the table shows only the last")
+            self.found.append("it does not keep the snapshot history: after two commits the table shows only the last")
         if now.properties.get(PROPERTY) != "second":
             self.found.append("it drops table properties that are set with a commit")
 
@@ -142,11 +142,11 @@ class _Probe:
         refused = False
         try:
             self._swap(base, stale)
-        except Exception as error:  # however it says so: what counts is what became of the table
+        except Exception as error:  # any error may mean a refusal: the table's state decides
             log.debug("the second commit from one base was refused: %r", error)
             refused = True
         if not refused or self._head() != second.snapshot.snapshot_id:
-            self.found.append("its commits are not conditional: two commits from one base both succeeded")
+            self.found.append("its commits are not conditional: two commits from the same base both succeeded")
 
     def _check_branch(self) -> None:
         table = self._load()
@@ -162,7 +162,7 @@ class _Probe:
             self.found.append("a commit to a branch replaces main's data")
         branch = head_of(now.metadata, BRANCH)
         if branch is None or branch.snapshot_id != prepared.snapshot.snapshot_id:
-            self.found.append("it ignores branches: one that was committed to is not there")
+            self.found.append("it ignores branches: after a commit to a branch, the branch does not exist")
             return
         self.catalog.commit_table(now, (), BranchEnd(BRANCH).updates(now))
         if BRANCH in self._load().metadata.refs:
@@ -174,15 +174,18 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Check that an object next to the table's data can be put, put again, read, listed and deleted, as journals
-    are.
+    """Yield a sentence for each operation that journals need and the storage does not support: conditional put, list
+    and delete. Tries each operation on one object in the table's data folder.
     """
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
-        yield "its storage has no conditional put (If-None-Match): a second put of one object replaced the first"
+        yield (
+            "its storage does not support conditional puts (If-None-Match): a second put of the same object replaced "
+            "the first"
+        )
     if path not in {found.path for found in store.list_files(path.rpartition("/")[0])}:
-        yield "its storage does not list an object that was put before"
+        yield "its storage does not list an object that was just written"
     store.delete([path])
     if store.get(path) is not None:
         yield "its storage does not delete objects"
@@ -191,28 +194,30 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
     """Return the namespace. A missing namespace is created, and dropped after the probe."""
-    made = []
+    created = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         if not catalog.namespace_exists(tuple(parts[:depth])):
             with suppress(NamespaceAlreadyExistsError):
                 catalog.create_namespace(tuple(parts[:depth]))
-                made.append(tuple(parts[:depth]))
+                created.append(tuple(parts[:depth]))
     try:
         yield name
     finally:
-        for namespace in reversed(made):
+        for namespace in reversed(created):
             _best_effort("drop a namespace", lambda n=namespace: catalog.drop_namespace(n))  # type: ignore[misc]
 
 
 @contextmanager
 def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
-    place = f"{_probe_folder(location)}/{name}" if location else None
+    table_location = f"{_probe_folder(location)}/{name}" if location else None
     try:
-        table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=place, properties=DEFAULT_PROPERTIES)
+        table = catalog.create_table(
+            f"{namespace}.{name}", _SCHEMA, location=table_location, properties=DEFAULT_PROPERTIES
+        )
     except ValueError as error:
-        raise wrongly_configured(catalog.name, error) from error
+        raise configuration_error(catalog.name, error) from error
     try:
         yield table
     finally:
@@ -228,16 +233,14 @@ def _probe_folder(location: str) -> str:
 
 
 @contextmanager
-def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
+def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     """Remove the empty folders that a probe leaves in a local warehouse.
 
     Only for use while no writer is starting: a writer that creates its table at that moment could lose its folders.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
-    place = (
-        _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
-    )
-    folder, is_local = Path(urlsplit(place).path), urlsplit(place).scheme in {"", "file"}
+    path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    folder, is_local = Path(urlsplit(path).path), urlsplit(path).scheme in {"", "file"}
     missing = [one for one in (folder, *folder.parents) if not one.exists()] if is_local else []
     try:
         yield
@@ -248,7 +251,7 @@ def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
 
 
 def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
-    """Remove the tables that killed probes left."""
+    """Remove the tables that killed probes left behind."""
 
     def sweep() -> None:
         for identifier in catalog.list_tables(namespace):
@@ -256,7 +259,7 @@ def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
             if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
                 _remove(catalog, catalog.load_table(identifier))
 
-    _best_effort("remove what an earlier one left", sweep)
+    _best_effort("remove the tables of earlier probes", sweep)
 
 
 def _remove(catalog: Catalog, table: Table) -> None:
@@ -268,17 +271,18 @@ def _remove(catalog: Catalog, table: Table) -> None:
     except AccessDenied:
         if isinstance(catalog, MetastoreCatalog):
             raise
-        # A server that removes a dropped table's files itself may refuse us its folder from then on.
+        # A server that removes a dropped table's files itself may deny access to the folder from then on.
     if urlsplit(location).scheme in {"", "file"}:
         with suppress(OSError):
             Path(urlsplit(location).path).rmdir()
 
 
-def _best_effort(doing: str, act: Callable[[], object]) -> None:
+def _best_effort(purpose: str, action: Callable[[], object]) -> None:
+    """Run an action. Only log its error."""
     try:
-        act()
+        action()
     except Exception as error:
-        log.warning("the catalog's probe could not %s: %s", doing, " ".join(str(error).split()))
+        log.warning("the catalog's probe could not %s: %s", purpose, " ".join(str(error).split()))
 
 
 def _record(config: CatalogConfig) -> Path:

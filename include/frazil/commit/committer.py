@@ -15,21 +15,21 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
-from frazil.commit.existing_dead_letters import existing_dead_letters, reach
+from frazil.commit.existing_dead_letters import dead_letter_ends, existing_dead_letters
 from frazil.commit.followers import Followers
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import windows_summary
-from frazil.commit.marked_update import append, commit_of, merge_of, preview
+from frazil.commit.marked_update import commit_marker, prepare_commit, prepare_merge, preview
 from frazil.commit.marker import (
     NO_TRANSACTION,
     BatchKey,
     Marker,
     first_marker,
-    merged_identity,
-    of_same_topics,
+    keep_same_topics,
+    merge_identities,
     read_marker,
 )
-from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
+from frazil.commit.open_branch import BranchChange, align_batch, check_aligned, release_waiting_files
 from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
     Continuity,
@@ -59,7 +59,7 @@ class Committer:
         self.epoch = epoch
         self.followers = followers
         """The routed tables; None if the stream never had any."""
-        self._held: dict[TopicPartition, BitMap64] | None = None
+        self._existing: dict[TopicPartition, BitMap64] | None = None
 
     @classmethod
     def take_over(  # noqa: PLR0913 - keywords, each of one caller
@@ -92,35 +92,40 @@ class Committer:
             _check_in_table(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
-            return dataclasses.replace(marker.owned_by(epoch), source=merged_identity(marker.source, source))
+            return dataclasses.replace(marker.owned_by(epoch), source=merge_identities(marker.source, source))
 
         tables.main.forget()
-        taken = append(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
+        taken = commit_marker(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
         committer = cls(tables, taken.at.epoch)._fence_dead_letters(source)
         committer.followers = following(taken) if following else None
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too; otherwise a paused writer could commit files that frazil
+        """Write the epoch to the dead-letter table too; otherwise a suspended writer could commit files that frazil
         discards.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
-                offsets = reach(table, self._tables.stream, source)
-                return first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
+                offsets = dead_letter_ends(table, self._tables.stream, source)
+                first = first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
+                return dataclasses.replace(first, own_table=own_table)
             if marker.at.epoch == self.epoch:  # it landed, and only the answer was lost
                 return Done(marker)
             if marker.at.epoch > self.epoch:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            offsets = of_same_topics(marker.offsets, marker.source, source)
+            offsets = keep_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch), offsets=offsets, source=merged_identity(marker.source, source)
+                marker.owned_by(self.epoch),
+                offsets=offsets,
+                source=merge_identities(marker.source, source),
+                own_table=own_table,
             )
 
+        own_table = self._tables.own_table()
         self._tables.dead_letters.forget()
-        append(self._tables, self._tables.dead_letters, decide, summary={"frazil.operation": "take-over"})
+        commit_marker(self._tables, self._tables.dead_letters, decide, summary={"frazil.operation": "take-over"})
         return self
 
     def commit(self, journal: Journal) -> Marker:
@@ -131,7 +136,7 @@ class Committer:
         `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
-        merge = merge_of(self._tables, journal, files)
+        merge = prepare_merge(self._tables, journal, files)
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -140,14 +145,14 @@ class Committer:
             decision = continuity(marker, journal)
             if decision is Continuity.COMMITTED:
                 return Done(marker)
-            _check_stageable(table, journal, decision, files, at=marker)
+            _check_can_land(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
-            return self._routed(advanced(marker, journal), before=marker, journal=journal)
+            return self._with_routed(advance(marker, journal), before=marker, journal=journal)
 
         def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
-                return aligned(table, marker, files, align)
-            return None if marker.open_snapshot_id is None else released(table, marker.stream, files)
+                return align_batch(table, marker, files, align)
+            return None if marker.open_snapshot_id is None else release_waiting_files(table, marker.stream, files)
 
         if merge:
             main.forget()  # a merge that begins from an older snapshot is in vain
@@ -156,18 +161,18 @@ class Committer:
             return prospect.result
         if merge and prospect.open_snapshot_id is not None:
             self._release_open_windows()
-        summary = self._history(journal)
-        batch = commit_of(
+        summary = self._batch_summary(journal)
+        batch = prepare_commit(
             self._tables, main, decide, files=files, merge=merge, summary=summary, branch_change=branch_change
         )
-        together = self.followers.together(journal) if self.followers else ()
-        commits = (self._dead_letters_of(journal), *together, batch)
+        together = self.followers.atomic_commits(journal) if self.followers else ()
+        commits = (self._dead_letter_commit(journal), *together, batch)
         committed = commit_snapshots(commits, retry_policy=self._tables.retry_policy, at_once=self._tables.at_once)
         if self.followers and committed.settled == journal.key:
             self.followers.add(journal)
         return committed
 
-    def _routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
+    def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
         """Record in the marker the last batch that all routed tables have, from the stream's first routed batch on."""
         if before.routed is None and not journal.routed:
             return marker
@@ -183,13 +188,15 @@ class Committer:
             return Done(marker) if marker.open_snapshot_id is None else marker
 
         def to_main(table: Table, marker: Marker) -> BranchChange | None:
-            return released(table, marker.stream)
+            return release_waiting_files(table, marker.stream)
 
         summary = {"frazil.operation": "release"}
-        release = commit_of(self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main)
+        release = prepare_commit(
+            self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main
+        )
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
-    def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
+    def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
         """Return the commit of the dead letters.
 
         A batch without dead letters still checks the dead-letter table, because staging left out records that were dead
@@ -203,26 +210,26 @@ class Committer:
             decision = dead_letter_continuity(marker, journal)
             if decision is Continuity.STALE:
                 raise StaleBatch(
-                    f"dead letters landed since batch {journal.key} of stream {journal.stream!r} was staged: its own "
-                    "may be among them; it is staged again"
+                    f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged, "
+                    "and may be records of this batch; the batch is staged again"
                 )
             if decision is Continuity.COMMITTED or not files:
                 return Done(marker)
-            _check_stageable(table, journal, decision, files, at=marker)
-            # Its dead letters lie below these, even after a reset, which reads records below them again.
-            offsets = of_same_topics(marker.offsets, marker.source, journal.source)
+            _check_can_land(table, journal, decision, files, at=marker)
+            # The table's dead letters lie below these offsets, even after a reset to lower offsets.
+            offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
             ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
             return dataclasses.replace(
                 marker.with_batch(journal.key),
                 offsets={**offsets, **ends},
-                source=merged_identity(marker.source, journal.source),
+                source=merge_identities(marker.source, journal.source),
             )
 
         dead_letters = self._tables.dead_letters
-        return commit_of(self._tables, dead_letters, decide, files=files, summary=self._history(journal))
+        return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets where the marker is behind them.
+        """Move the marker to Kafka's first available offsets in each partition in which the marker is before them.
 
         Commits an empty snapshot whose summary describes the records `lost`. Raises the same errors as `commit`.
         """
@@ -239,21 +246,21 @@ class Committer:
             return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:MAX_SUMMARY_CHARACTERS]}
-        return append(self._tables, self._tables.main, decide, summary=summary)
+        return commit_marker(self._tables, self._tables.main, decide, summary=summary)
 
     def existing_dead_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
         """Return the offsets, from the marker's position on, whose records are already dead letters, as serialised
         `BitMap64`s.
 
         Reads the dead-letter table once: after the take-over only this epoch's commits change the table, and only
-        behind the marker's position.
+        at offsets before the marker's position.
         """
-        if self._held is None:
+        if self._existing is None:
             table = self._tables.dead_letters.current()
-            self._held = existing_dead_letters(table, self._dead_letter_marker(), marker)
+            self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)
         return {
             tp: offsets.serialize()
-            for tp, offsets in self._held.items()
+            for tp, offsets in self._existing.items()
             if offsets and offsets.max() >= marker.offsets.get(tp, 0)
         }
 
@@ -265,13 +272,15 @@ class Committer:
     def _dead_letter_marker(self) -> Marker | None:
         return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
-    def _history(self, journal: Journal) -> dict[str, str]:
+    def _batch_summary(self, journal: Journal) -> dict[str, str]:
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
+            **({"frazil.dropped": str(journal.dropped)} if journal.dropped else {}),
             **reasons_summary(journal.reasons),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
             **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
+            **({"frazil.without-columns": str(journal.without_columns)} if journal.without_columns else {}),
             **({"frazil.other-events": str(journal.other_events)} if journal.other_events else {}),
             **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),
@@ -284,7 +293,7 @@ def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
 
-def advanced(marker: Marker, journal: Journal) -> Marker:
+def advance(marker: Marker, journal: Journal) -> Marker:
     """Return the marker after the batch of this journal."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     newest = dict(marker.max_event_times_us)
@@ -293,17 +302,17 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
             newest[p.topic_partition] = max(p.max_event_time_us, newest.get(p.topic_partition, p.max_event_time_us))
     # New partitions without a record are known from here on, and hold the watermark back.
     offsets = {**journal.offsets_after, **marker.offsets, **ends}
-    # What a reset moved since the batch was planned was neither idle nor any leader's there.
+    # Idleness and leader epochs do not hold for partitions that a reset has moved since the batch was planned.
     planned = {tp for tp, offset in offsets.items() if journal.offsets_after.get(tp) == offset}
     idle = journal.idle & planned
     epochs = {tp: epoch for tp, epoch in journal.leader_epochs.items() if tp in planned}
     watermark = watermark_us(newest, partitions=offsets.keys(), idle=idle, previous_us=marker.watermark_us)
     if journal.source.topic_ids.keys() - {topic for topic, _ in offsets}:
-        watermark = marker.watermark_us  # a topic has appeared whose partitions the next batch knows
+        watermark = marker.watermark_us  # the partitions of a new topic are known only to the next batch
     return dataclasses.replace(
         marker.with_batch(journal.key),
         offsets=offsets,
-        source=merged_identity(marker.source, journal.source),
+        source=merge_identities(marker.source, journal.source),
         max_event_times_us=newest,
         idle=idle,
         leader_epochs={**marker.leader_epochs, **epochs},
@@ -312,7 +321,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     )
 
 
-def _check_stageable(
+def _check_can_land(
     table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
     """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards the batch and stages it again."""
@@ -323,5 +332,5 @@ def _check_stageable(
         raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}; it is staged again")
     if not files_fit(table.metadata, files):
         raise StaleBatch(
-            f"{where} was staged for a schema or partition spec that the table gave up; it is staged again"
+            f"{where} was staged for a schema or partition spec that the table no longer has; it is staged again"
         )

@@ -1,9 +1,9 @@
 """Finds a consistent snapshot set: one snapshot for each table of one or more streams, chosen by their commits.
 
 Within one stream, the set ends at a batch. The dead-letter table and the routed tables have only batches that the
-default table's snapshot has. A batch is left out of the set if a routed table does not have it, or got it in one
-snapshot together with later batches that are left out. Rows of a backfill or replay are in no table of the set if the
-default table's snapshot is older than its publication.
+default table's snapshot has. A batch is left out of the set if a routed table does not have it, or received it in one
+snapshot together with later batches that are left out. If the default table's snapshot is older than the publication of
+a backfill or replay, no table of the set has the rows of that backfill or replay.
 
 For several streams, the set ends at a watermark: the newest watermark that all the streams had. Each table is taken at
 its newest snapshot at or below that watermark.
@@ -29,7 +29,7 @@ from pyiceberg.table.update import (
 
 from frazil.commit.followers import FIRST_RECORD, check_routed_not_rolled_back
 from frazil.commit.history import ancestors
-from frazil.commit.journal import key_of
+from frazil.commit.journal import parse_key
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.rules import check_ancestry
 from frazil.commit.snapshot import FOREVER_MS
@@ -41,7 +41,7 @@ TAG = "frazil-cut-"
 
 
 @dataclass(frozen=True, slots=True)
-class StreamHistory:
+class CutStream:
     """A stream and its tables, named as `namespace.table`."""
 
     stream: str
@@ -79,7 +79,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _MainHistory:
     """The unexpired snapshots of a table's main branch, newest first."""
 
     table: str
@@ -87,49 +87,49 @@ class _Line:
     snapshots: Sequence[Snapshot]
 
     @classmethod
-    def of(cls, table: str, metadata: TableMetadata) -> _Line:
+    def from_metadata(cls, table: str, metadata: TableMetadata) -> _MainHistory:
         return cls(table, metadata, tuple(ancestors(metadata)))
 
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
         """Yield the stream's commits, each with its index in `snapshots`."""
-        for place, snapshot in list(enumerate(self.snapshots))[begin:end]:
+        for index, snapshot in list(enumerate(self.snapshots))[begin:end]:
             if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
-                yield place, snapshot
+                yield index, snapshot
 
-    def place_at(self, at_ms: int | None) -> int:
+    def index_at(self, at_ms: int | None) -> int:
         """Return the index of the newest snapshot that was committed at `at_ms` or before."""
         if at_ms is None:
             return 0
         return self._require_unexpired(
-            next((p for p, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
+            next((index for index, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
         )
 
-    def place_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
+    def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot, from index `begin` on, whose history has none of the stream's
         excluded commits.
         """
         return self._require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
-    def place_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
+    def index_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot whose history has none of the snapshots that are left out."""
         return self._require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
-    def _require_unexpired(self, place: int) -> int:
+    def _require_unexpired(self, index: int) -> int:
         """Return the index. Raises FrazilError if the snapshot at that index has expired.
 
         An index after the table's first snapshot is valid: the table had no snapshot then.
         """
-        if place < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
-            return place
+        if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
+            return index
         oldest = self.snapshots[-1]
         raise FrazilError(
             f"the history of table {self.table} before {utc(oldest.timestamp_ms)} has expired (its oldest snapshot is "
-            f"{oldest.snapshot_id}): which snapshot the cut has is no longer known. Choose a later time, keep "
-            "snapshots for longer (`maintenance.expiry`), or tag cuts when they are made (`frazil cut --tag`)"
+            f"{oldest.snapshot_id}), so the table's snapshot for this cut is unknown. Choose a later time, keep "
+            "snapshots for longer (`maintenance.expiry`), or tag cuts when you make them (`frazil cut --tag`)"
         )
 
 
-def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
+def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
     """Return the newest snapshot set, or the snapshot set at the time `at_ms`.
 
     `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the set, or if one
@@ -137,32 +137,35 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
     """
     for history in streams:
         _check_not_rolled_back(history, tables)
-    lines = {name: _Line.of(name, table.metadata) for name, table in tables.items()}
-    mains = {history.main: lines[history.main].place_at(at_ms) for history in streams}
+    lines = {name: _MainHistory.from_metadata(name, table.metadata) for name, table in tables.items()}
+    mains = {history.main: lines[history.main].index_at(at_ms) for history in streams}
     watermark = None
     if len(streams) > 1:
         watermark = min(_watermark(lines[h.main], h.stream, mains[h.main]) for h in streams)
         for history in streams:
             line, begin = lines[history.main], mains[history.main]
-            mains[history.main] = line.place_before(history.stream, begin, lambda s: _is_past_watermark(s, watermark))
+            mains[history.main] = line.index_before(history.stream, begin, lambda s: _is_past_watermark(s, watermark))
     left_out = dict[str, Callable[[Snapshot], bool]]()
     for history in streams:
-        mains[history.main], left_out[history.stream] = _settled(history, lines, mains[history.main])
+        mains[history.main], left_out[history.stream] = _settled_index(history, lines, mains[history.main])
     dead_letters: dict[str, int] = {}
     routed: dict[str, int] = {}
     for history in streams:
         for places, names in ((dead_letters, (history.dead_letters,)), (routed, history.routed)):
             for name in names:
-                place = _follower_place(lines[name], left_out[history.stream], at_ms)
+                place = _follower_index(lines[name], left_out[history.stream], at_ms)
                 places[name] = max(place, places.get(name, 0))
     found = [
-        *(_table(streams, lines[name], place, "rows", tables[name]) for name, place in {**mains, **routed}.items()),
-        *(_table(streams, lines[name], place, "dead letters", tables[name]) for name, place in dead_letters.items()),
+        *(_cut_table(streams, lines[name], place, "rows", tables[name]) for name, place in {**mains, **routed}.items()),
+        *(
+            _cut_table(streams, lines[name], place, "dead letters", tables[name])
+            for name, place in dead_letters.items()
+        ),
     ]
     return Cut(watermark, tuple(found))
 
 
-def _check_not_rolled_back(history: StreamHistory, tables: Mapping[str, Table]) -> None:
+def _check_not_rolled_back(history: CutStream, tables: Mapping[str, Table]) -> None:
     for name in (history.main, history.dead_letters, *history.routed):
         metadata = tables[name].metadata
         if marker := read_marker(metadata.properties, history.stream):
@@ -170,7 +173,7 @@ def _check_not_rolled_back(history: StreamHistory, tables: Mapping[str, Table]) 
             check(metadata, marker, table=name)
 
 
-def _first_excluded_batch(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
+def _first_excluded_batch(history: CutStream, lines: Mapping[str, _MainHistory], main: int) -> BatchKey | None:
     """Return the first batch that is not in the set; None if the stream has no settled batch."""
     line = lines[history.main]
     later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
@@ -191,7 +194,9 @@ def _first_excluded_batch(history: StreamHistory, lines: Mapping[str, _Line], ma
     return end
 
 
-def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> tuple[int, Callable[[Snapshot], bool]]:
+def _settled_index(
+    history: CutStream, lines: Mapping[str, _MainHistory], main: int
+) -> tuple[int, Callable[[Snapshot], bool]]:
     """Return the index of the default table's snapshot, and a filter for the other tables' snapshots.
 
     The filter selects snapshots to leave out: batches and publications later than the default table's snapshot. If
@@ -200,8 +205,8 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
     line, end = lines[history.main], _first_excluded_batch(history, lines, main)
     while True:
         if end is not None:
-            main = line.place_before(history.stream, main, partial(_is_from, end))
-        later = {published for s in line.snapshots[:main] if (published := _published(s))}
+            main = line.index_before(history.stream, main, partial(_is_from, end))
+        later = {published for s in line.snapshots[:main] if (published := _backfill_id(s))}
         out_of_order = [
             key
             for name in (history.dead_letters, *history.routed)
@@ -213,15 +218,15 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
         end = min(out_of_order)
 
 
-def _batches_after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
-    """Return the batches that a table got after the first of the backfills in `later`."""
-    first = max((place for place, s in enumerate(line.snapshots) if _published(s) in later), default=0)
+def _batches_after(line: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
+    """Return the batches that a table received after the first of the backfills in `later`."""
+    first = max((index for index, s in enumerate(line.snapshots) if _backfill_id(s) in later), default=0)
     return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
 
 
 def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
     is_own = snapshot.summary is not None and snapshot.summary.get("frazil.stream") == stream
-    return (is_own and _is_from(end, snapshot)) or _published(snapshot) in later
+    return (is_own and _is_from(end, snapshot)) or _backfill_id(snapshot) in later
 
 
 def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
@@ -229,31 +234,32 @@ def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
     return key is not None and (end is None or key >= end)
 
 
-def _follower_place(line: _Line, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the index of the newest snapshot whose history has nothing that is left out, regardless of its commit
-    time.
+def _follower_index(line: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
+    """Return the index of the newest snapshot whose history has none of the snapshots that are left out.
+
+    This snapshot may be newer than `at_ms` only if it has rows of the stream.
     """
-    place = line.place_without(is_left_out)
-    # What others did to the table later (a compaction) is left out, as it is of the rows.
+    index = line.index_without(is_left_out)
+    # Later changes by others (a compaction) are left out, as in the default table.
     while (
         at_ms is not None
-        and place < len(line.snapshots)
-        and line.snapshots[place].timestamp_ms > at_ms
-        and not (_batch(line.snapshots[place]) or _published(line.snapshots[place]))
+        and index < len(line.snapshots)
+        and line.snapshots[index].timestamp_ms > at_ms
+        and not (_batch(line.snapshots[index]) or _backfill_id(line.snapshots[index]))
     ):
-        place = line._require_unexpired(place + 1)
-    return place
+        index = line._require_unexpired(index + 1)
+    return index
 
 
-def _table(
-    streams: Sequence[StreamHistory], line: _Line, place: int, holds: Literal["rows", "dead letters"], table: Table
+def _cut_table(
+    streams: Sequence[CutStream], line: _MainHistory, index: int, holds: Literal["rows", "dead letters"], table: Table
 ) -> CutTable:
     names = tuple(h.stream for h in streams if line.table in (h.main, h.dead_letters, *h.routed))
-    snapshot = line.snapshots[place] if place < len(line.snapshots) else None
+    snapshot = line.snapshots[index] if index < len(line.snapshots) else None
     batches: dict[str, str] = {}
     watermarks: dict[str, int] = {}
     for name in names:
-        for _, commit in line.commits(name, place):
+        for _, commit in line.commits(name, index):
             if (key := _batch(commit)) and name not in batches:
                 batches[name] = str(key)
             if (watermark_ms := _watermark_ms(commit)) is not None and name not in watermarks:
@@ -271,23 +277,25 @@ def _table(
 
 
 def _batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the batch that a commit brought, from the commit record in its summary.
+    """Return the batch that a commit added, from the commit record in its summary.
 
     Returns None for a take-over, an empty commit, or a commit of another writer.
     """
     record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
-    return key_of(record) if record else None
+    return parse_key(record) if record else None
 
 
-def _published(snapshot: Snapshot) -> str | None:
-    """Return the id of the backfill or replay whose rows a snapshot brought to the table."""
+def _backfill_id(snapshot: Snapshot) -> str | None:
+    """Return the id of the backfill or replay whose rows a snapshot added to the table; None for other snapshots."""
     return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the first batch of a routed table's snapshot that has the rows of several batches."""
+    """Return the first batch of a routed table's snapshot that has the rows of several batches; None for other
+    snapshots.
+    """
     record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
-    return key_of(record) if record else None
+    return parse_key(record) if record else None
 
 
 def _watermark_ms(snapshot: Snapshot) -> int | None:
@@ -300,13 +308,14 @@ def _is_past_watermark(snapshot: Snapshot, watermark: int | None) -> bool:
     return watermark_ms is not None and watermark is not None and watermark_ms > watermark
 
 
-def _watermark(line: _Line, stream: str, begin: int) -> int:
+def _watermark(line: _MainHistory, stream: str, begin: int) -> int:
     for _, commit in line.commits(stream, begin):
         if (watermark_ms := _watermark_ms(commit)) is not None:
             return watermark_ms
     raise FrazilError(
-        f"stream {stream!r} has no watermark at that point, or its history in table {line.table} has expired: several "
-        "streams are cut by watermark. Cut it alone, or wait until all of its partitions have had records"
+        f"stream {stream!r} has no watermark at that time, or its history in table {line.table} has expired. A cut of "
+        f"several streams needs a watermark of each stream: run `frazil cut {stream}` by itself, or wait until all of "
+        "its partitions have received records"
     )
 
 
@@ -318,16 +327,18 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
     tag = TAG + name
 
     def propose(table: Table) -> Done[None] | Change[None]:
-        identifier, there = ".".join(table.name()), table.metadata.refs.get(tag)
-        if there is not None and there.snapshot_id == snapshot_id:
+        identifier, existing = ".".join(table.name()), table.metadata.refs.get(tag)
+        if existing is not None and existing.snapshot_id == snapshot_id:
             return Done(None)
-        if there is not None:
+        if existing is not None:
             raise FrazilError(
-                f"table {identifier} has a tag {tag} already, at snapshot {there.snapshot_id}: choose another name, or "
-                f"remove it with `frazil cut … --untag {name}`"
+                f"table {identifier} already has a tag {tag}, at snapshot {existing.snapshot_id}: choose another name, "
+                f"or remove the tag with `frazil cut … --untag {name}`"
             )
         if table.metadata.snapshot_by_id(snapshot_id) is None:
-            raise FrazilError(f"snapshot {snapshot_id} of table {identifier} has expired meanwhile: cut again")
+            raise FrazilError(
+                f"snapshot {snapshot_id} of table {identifier} has expired since the cut was made: cut again"
+            )
         update = SetSnapshotRefUpdate(
             ref_name=tag,
             type=SnapshotRefType.TAG,
@@ -339,7 +350,7 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
         uuid = AssertTableUUID(uuid=table.metadata.table_uuid)
         return Change((uuid, AssertRefSnapshotId(ref=tag, snapshot_id=None)), (update,), None)
 
-    swap(TableHandle.of(table), propose, retry_policy=retry_policy)
+    swap(TableHandle.from_table(table), propose, retry_policy=retry_policy)
 
 
 def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
@@ -349,12 +360,12 @@ def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
 
     def propose(table: Table) -> Done[None] | Change[None]:
         nonlocal found
-        there = table.metadata.refs.get(tag)
-        if there is None:
+        existing = table.metadata.refs.get(tag)
+        if existing is None:
             return Done(None)
         found = True
-        requirement = AssertRefSnapshotId(ref=tag, snapshot_id=there.snapshot_id)
+        requirement = AssertRefSnapshotId(ref=tag, snapshot_id=existing.snapshot_id)
         return Change((requirement,), (RemoveSnapshotRefUpdate(ref_name=tag),), None)
 
-    swap(TableHandle.of(table), propose, retry_policy=retry_policy)
+    swap(TableHandle.from_table(table), propose, retry_policy=retry_policy)
     return found

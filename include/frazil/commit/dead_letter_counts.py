@@ -1,7 +1,7 @@
-"""Counts by how much a commit changes the number of dead letters, by error class and hour of rejection.
+"""Counts the dead letters that a commit adds or removes, by error class and hour of rejection.
 
-The snapshot's summary has these counts. So readers learn how many recent dead letters a replay or a discard left,
-without reading the dead letters.
+The snapshot's summary has these counts. From them, readers learn how many recent dead letters remain after a replay or
+a discard, without reading the dead letters.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Changes(NamedTuple):
     """Number of hours that are counted together, under the first hour."""
 
 
-NOTHING = Changes({}, SPANS[0])
+NO_CHANGES = Changes({}, SPANS[0])
 
 
-def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
+def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
     Starts at the beginning of the longest span (12 hours) in which the last day began, because other commits may report
     their counts by that span.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
-    first = span_of((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
+    first = span_start((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
     meant = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
     if "discarded_at" in rows.column_names:
         meant = pc.and_(meant, pc.is_null(rows["discarded_at"]))
@@ -60,7 +60,7 @@ def dead_letter_summary(changed: Counts) -> dict[str, str]:
     """Return the entries with the counts for a snapshot's summary; empty if the counts are too long for a summary."""
     for span in SPANS:
         found: dict[str, dict[int, int]] = {}
-        for (name, hour), more in in_spans(changed, span).items():
+        for (name, hour), more in sum_by_span(changed, span).items():
             if more:
                 found.setdefault(name, {})[hour] = more
         text = json.dumps(found, separators=(",", ":"))
@@ -70,25 +70,25 @@ def dead_letter_summary(changed: Counts) -> dict[str, str]:
 
 
 def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
-    """Parse the entries of `dead_letter_summary`; returns no counts for the summary of an earlier version or of another
+    """Parse the entries of `dead_letter_summary`. Return no counts for the summary of an earlier version or of another
     program.
     """
     try:
         found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
         by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
     except (ValueError, TypeError, AttributeError, OverflowError):
-        return NOTHING
-    return Changes(by, span) if span in SPANS else NOTHING
+        return NO_CHANGES
+    return Changes(by, span) if span in SPANS else NO_CHANGES
 
 
-def in_spans(changed: Counts, span: int) -> Counter[tuple[str, int]]:
-    """Count the hours of each span together, under the span's first hour."""
+def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
+    """Sum the counts of each span's hours under the span's first hour."""
     summed = Counter[tuple[str, int]]()
     for (name, hour), more in changed.items():
-        summed[name, span_of(hour, span)] += more
+        summed[name, span_start(hour, span)] += more
     return summed
 
 
-def span_of(hour: int, span: int) -> int:
+def span_start(hour: int, span: int) -> int:
     """Return the first hour of the span that contains an hour."""
     return hour - hour % span

@@ -1,5 +1,4 @@
-"""Folded commit records: one immutable object holds about a thousand commit records, so that a stream keeps few
-objects.
+"""Stores about a thousand commit records in one immutable object ("folded"), so that a stream keeps few objects.
 
 A journal is a separate object while its batch is undecided, because the journal's key fences the batch. Once later
 batches are committed, only audits and resets read the journal. The journal is then folded with its neighbours into
@@ -31,7 +30,7 @@ FORMAT_VERSION = 1
 MAX_RECORDS = 1_024
 MAX_BYTES = 16 * 1024**2
 """Maximum bytes of records in one object, before compression. Reading one record loads the whole object."""
-READS_AT_ONCE = 8
+MAX_PARALLEL_READS = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
 
@@ -47,7 +46,7 @@ class Segment:
     path: str = field(compare=False)
 
     @classmethod
-    def at(cls, path: str) -> Segment | None:
+    def parse(cls, path: str) -> Segment | None:
         """Parse a path; returns None if the path does not name a segment."""
         found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         if found is None:
@@ -70,7 +69,7 @@ class FoldedRecords:
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the current objects, oldest first."""
-        found = (Segment.at(file.path) for file in self._store.list_files(self._folder))
+        found = (Segment.parse(file.path) for file in self._store.list_files(self._folder))
         self._known = tuple(sorted(filter(None, found)))
         return self._known
 
@@ -100,7 +99,7 @@ class FoldedRecords:
         """Return the records of one object in key order; empty if the object is missing or damaged."""
         if self._last[0] != segment.path:
             data = self._store.get(segment.path)
-            self._last = (segment.path, {} if data is None else _unpacked(data, segment.path))
+            self._last = (segment.path, {} if data is None else _unpack(data, segment.path))
         return self._last[1]
 
     def write(self, records: Records) -> bool:
@@ -108,9 +107,9 @@ class FoldedRecords:
         records.
         """
         path = self._path(records)
-        self._store.put_if_absent(path, _packed(records))
+        self._store.put_if_absent(path, _pack(records))
         stored = self._store.get(path)
-        return stored is not None and _unpacked(stored, path) == records
+        return stored is not None and _unpack(stored, path) == records
 
     def delete(self, records: Records) -> None:
         """Delete the object that `write` wrote for these records."""
@@ -118,35 +117,35 @@ class FoldedRecords:
 
     def _path(self, records: Records) -> str:
         first, last = next(iter(records)), next(reversed(records))
-        return f"{self._folder}/{_text(first)}_{_text(last)}.jsonl.gz"
+        return f"{self._folder}/{_key_text(first)}_{_key_text(last)}.jsonl.gz"
 
 
-def _text(key: BatchKey) -> str:
+def _key_text(key: BatchKey) -> str:
     return f"{key.epoch:08d}-{key.batch:08d}"
 
 
-def _packed(records: Records) -> bytes:
+def _pack(records: Records) -> bytes:
     head = {"format": FORMAT_VERSION, "keys": list(records)}
     lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
     # Without a time, so that equal records give equal bytes.
     return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
 
 
-def _unpacked(data: bytes, path: str) -> Records:
+def _unpack(data: bytes, path: str) -> Records:
     try:
         first, *lines = gzip.decompress(data).split(b"\n")
         head = json.loads(first)
         keys = [BatchKey(*key) for key in head["keys"]] if head["format"] == FORMAT_VERSION else None
         if keys is not None:
             return dict(zip(keys, lines, strict=True))
-        reason = f"its format is {head['format']}, and this frazil reads {FORMAT_VERSION}"
+        reason = f"their format is {head['format']}, but this version of frazil reads {FORMAT_VERSION}"
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         reason = repr(error)
     log.warning("the commit records in %s cannot be read, and count as missing: %s", path, reason)
     return {}
 
 
-def groups(
+def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
 ) -> Iterator[Records]:
     """Split journals, in order, into groups that each fill one object.
@@ -156,10 +155,10 @@ def groups(
     """
     group: Records = {}
     size = 0
-    with ThreadPoolExecutor(READS_AT_ONCE, "fold") as pool:
-        # At most one read ahead for each thread: records of many files or windows have megabytes.
-        for start in range(0, len(keys), READS_AT_ONCE):
-            part = keys[start : start + READS_AT_ONCE]
+    with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:
+        # Each thread reads at most one record ahead: records of many files or windows take megabytes.
+        for start in range(0, len(keys), MAX_PARALLEL_READS):
+            part = keys[start : start + MAX_PARALLEL_READS]
             for key, data in zip(part, pool.map(read, part), strict=True):
                 if data is None:
                     return

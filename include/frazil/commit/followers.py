@@ -1,7 +1,7 @@
 """Commits the files of routed tables. Routed tables follow the default table, whose commit decides each batch.
 
 Committing to a routed table therefore needs no epoch. The routed table's own marker records its progress: the table has
-the journals up to `settled`, and later journals that name files of this table wait. Every writer, even a paused one,
+the batches up to `settled`, and later journals that name files of this table wait. Every writer, even a suspended one,
 commits the same files in the same order, each file once.
 """
 
@@ -22,38 +22,38 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.journal import Journal, later_journals
-from frazil.commit.marked_update import commit_of, merge_of
-from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
-from frazil.commit.members import never_had
+from frazil.commit.marked_update import prepare_commit, prepare_merge
+from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker
+from frazil.commit.members import journals_never_committed
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path, sweep_merged
 from frazil.commit.waiting_files import (
-    delete_moved,
-    is_beside,
-    moved,
-    not_given_up,
-    note_of,
-    notes,
-    some_beside,
+    delete_waiting_files,
+    drop_given_up,
+    files_for_table,
+    has_waiting_files,
+    is_waiting_file,
+    load_note,
+    load_notes,
 )
 from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
-from frazil.table.catalogs import words_of_table
+from frazil.table.catalogs import explain_table_error
 
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
 """The summary key for the first commit record, in a snapshot with rows of several batches."""
-NOTHING = BatchKey(0, 0)
+NO_BATCH = BatchKey(0, 0)
 """A batch key that is before the first batch."""
-AT_ONCE = 16
+MAX_PARALLEL_COMMITS = 16
 """Maximum number of tables committed to in parallel."""
-MERGES_AT_ONCE = 64
+MAX_PARALLEL_MERGES = 64
 """Maximum number of tables committed to in parallel if their merges share the engine's jobs, because the threads mostly
 wait.
 """
@@ -61,13 +61,13 @@ RETRY_TIMEOUT_S = 30.0
 """Timeout for retrying the commit to one table while the other tables wait."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
 """Timeout for retrying the commit to a table whose last commit failed."""
-COMING_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""Time after a journal was made within which the routed table's commit may still be under way. The default table
-commits first.
+COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
+"""Time after a journal's creation in which the routed table's commit may still be under way. The default table commits
+first.
 """
-Make = Callable[[Target, Sequence[Journal]], None]
-"""Creates or loads a table, and writes its first marker. Its rows of these batches wait in files next to the default
-table.
+CreateTable = Callable[[Target, Sequence[Journal]], None]
+"""Creates or loads a table, and writes its first marker. The table's rows of these batches wait in files next to the
+default table.
 """
 
 
@@ -85,11 +85,11 @@ class Gone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A routed table that misses rows of batches that the default table has."""
+    """A routed table that is missing rows of batches that the default table has."""
 
     target: Target
     since_ms: int
-    """When the oldest journal that waits for the table was made, in milliseconds since 1970."""
+    """When the oldest journal that waits for the table was created, in milliseconds since 1970."""
     batches: int
     rows: int
     reason: str
@@ -109,7 +109,7 @@ class Behind:
 
     def is_coming(self, now_ms: int) -> bool:
         """Whether a healthy writer is about to commit the missing batch."""
-        return self.only_last and now_ms - self.since_ms < COMING_MS
+        return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
     def __str__(self) -> str:
         of = counted(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
@@ -117,7 +117,7 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failure:
     reason: str
     missing: Sequence[Journal]
     """The batches whose rows wait; empty for a table that was dropped when it had all rows."""
@@ -133,12 +133,12 @@ class Followers:
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
     behind: dict[Target, Behind] = field(default_factory=dict)
-    """The tables that miss rows since their last commit failed."""
+    """The tables that are missing rows because their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
     """Merges that a table refused, by its UUID: the next attempt commits the files that they have written."""
-    make: Make | None = None
+    make: CreateTable | None = None
     """Creates missing tables; None for readers, which do not create tables."""
     epoch: int = 0
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
@@ -148,8 +148,13 @@ class Followers:
     """
 
     @classmethod
-    def of(
-        cls, tables: StreamTables, marker: Marker, make: Make | None = None, *, atomic: bool | Collection[str] = True
+    def load(
+        cls,
+        tables: StreamTables,
+        marker: Marker,
+        make: CreateTable | None = None,
+        *,
+        atomic: bool | Collection[str] = True,
     ) -> Followers:
         """Find the batches that earlier writers left uncommitted.
 
@@ -157,14 +162,14 @@ class Followers:
         it applies only if the catalog can commit to several tables in one step.
         """
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
-        found = cls(tables, marker.settled or NOTHING, make=make, epoch=marker.at.epoch, atomic=in_one_step)
+        found = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
             return found
         found.through = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
             found.add(journal)
-        known = {note.target: note for note in notes(tables)} if found.waiting else {}
-        waiting = {target: not_given_up(journals, known.get(target)) for target, journals in found.waiting.items()}
+        known = {note.target: note for note in load_notes(tables)} if found.waiting else {}
+        waiting = {target: drop_given_up(journals, known.get(target)) for target, journals in found.waiting.items()}
         found.waiting = {target: journals for target, journals in waiting.items() if journals}
         return found
 
@@ -190,9 +195,9 @@ class Followers:
         targets = sorted(self.waiting)
         if not targets:
             return
-        at_once = MERGES_AT_ONCE if self.tables.merging else AT_ONCE
+        at_once = MAX_PARALLEL_MERGES if self.tables.merging else MAX_PARALLEL_COMMITS
         with ThreadPoolExecutor(min(at_once, len(targets)), thread_name_prefix="followers") as pool:
-            failures = dict(zip(targets, pool.map(self._tried, targets), strict=True))
+            failures = dict(zip(targets, pool.map(self._try_commit, targets), strict=True))
         for target, failed in failures.items():
             if failed is None:
                 del self.waiting[target]
@@ -202,14 +207,14 @@ class Followers:
                 continue
             self.refused[target] = failed.reason
             if failed.missing:
-                found = behind_of(target, failed.missing, failed.reason)
+                found = make_behind(target, failed.missing, failed.reason)
                 if target not in self.behind:
-                    log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
+                    log.warning("%s. The files with these rows are kept; the writer retries with each batch", found)
                 self.behind[target] = found
             else:
                 self.behind.pop(target, None)
 
-    def together(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
+    def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
         """Return the commits of a batch to its `atomic` tables, for one step with the default table's commit.
 
         Commits rows of earlier batches first. Raises `CommitUnavailable` while one of these tables is behind.
@@ -220,16 +225,18 @@ class Followers:
         targets = sorted(journal.routed if self.atomic is True else journal.routed & self.atomic)
         if missing := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
             raise CommitUnavailable(
-                f"batch {journal.key} of stream {journal.stream!r} is committed to several tables in one step, and "
-                f"{missing[0]}"
+                f"batch {journal.key} of stream {journal.stream!r} must be committed to several tables in one step, "
+                f"but a table is behind: {missing[0]}"
             )
         tables = self.tables
         return tuple(
-            _commit(tables, tables.handle(t), [journal], self._files(t, [journal], made=True), target=t, merges={})
+            _make_commit(
+                tables, tables.handle(t), [journal], self._files(t, [journal], create=True), target=t, merges={}
+            )
             for t in targets
         )
 
-    def _tried(self, target: Target) -> _Failed | None:
+    def _try_commit(self, target: Target) -> _Failure | None:
         """Commit the waiting batches to one table; returns the failure, or None."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
@@ -238,40 +245,42 @@ class Followers:
             handle.forget()
         try:
             if again:
-                self.waiting[target] = not_given_up(self.waiting[target], note_of(self.tables, target))
+                self.waiting[target] = drop_given_up(self.waiting[target], load_note(self.tables, target))
             if not (journals := self.waiting[target]):
-                return None  # a person gave them up
+                return None  # an operator discarded the rows
             self._create_if_waiting(target, journals)
             waited, late = 0, again or self._is_inherited(target)
             if late:
                 _check_files_exist(self.tables, handle, journals, target=target)
-                waited = _rows(missing_journals(self.tables, handle.current(), journals), target)
+                waited = _row_count(missing_journals(self.tables, handle.current(), journals), target)
             merges = self.merges.setdefault(target, {})
-            follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges)
+            commit_missing_batches(
+                self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges
+            )
             del self.merges[target]
-            delete_moved(self.tables, journals, target)
+            delete_waiting_files(self.tables, journals, target)
             if late:
                 sweep_merged(self.tables, journals, target)
             if waited:
-                log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
-        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
-            log.debug("table %s is left behind", target, exc_info=True)
-            return self._failed(target, error)
+                log.warning("table %s received %s that had been waiting for it", target, counted(waited, "row"))
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
+            log.debug("the commit to table %s failed", target, exc_info=True)
+            return self._failure(target, error)
         return None
 
-    def _failed(self, target: Target, error: Exception) -> _Failed:
-        """Return the failure with the batches that the table misses.
+    def _failure(self, target: Target, error: Exception) -> _Failure:
+        """Return the failure with the batches that the table is missing.
 
-        A table that was dropped had committed some of an earlier writer's batches. Any other table may miss all waiting
-        batches.
+        A table that was dropped may have had some of an earlier writer's batches. Any other table may be missing all
+        waiting batches.
         """
         missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
             try:
-                missing = never_had(self.tables, target, missing)
-            except Exception:  # as above: what cannot be looked up is not known to have been there
-                log.debug("what table %s had is not known", target, exc_info=True)
-        return _Failed(error_sentence(error, self.tables.stream, target), missing)
+                missing = journals_never_committed(self.tables, target, missing)
+            except Exception:  # as above: without the table's metadata, all waiting batches count as missing
+                log.debug("cannot determine which batches table %s had", target, exc_info=True)
+        return _Failure(explain_error(error, self.tables.stream, target), missing)
 
     def _is_inherited(self, target: Target) -> bool:
         """Whether an earlier writer staged files that the table may not have."""
@@ -279,26 +288,26 @@ class Followers:
 
     def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
         """Create the table if its rows wait in files next to the default table."""
-        if self.make is not None and some_beside(self.tables, journals, target):
+        if self.make is not None and has_waiting_files(self.tables, journals, target):
             self.make(target, journals)
 
-    def _files(self, target: Target, journals: Sequence[Journal], *, made: bool = False) -> tuple[StagedFile, ...]:
+    def _files(self, target: Target, journals: Sequence[Journal], *, create: bool = False) -> tuple[StagedFile, ...]:
         """Return the files of these journals for a table.
 
         Rows that wait in files next to the default table are rewritten as files of this table.
         """
-        if made:
+        if create:
             self._create_if_waiting(target, journals)
         table = self.tables.handle(target).current()
-        return tuple(file for journal in journals for file in moved(self.tables, table, journal, target))
+        return tuple(file for journal in journals for file in files_for_table(self.tables, table, journal, target))
 
 
-def behind_of(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
+def make_behind(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
     since_ms = min(journal.created_at_ms for journal in journals)
-    return Behind(target, since_ms, len(journals), _rows(journals, target), reason)
+    return Behind(target, since_ms, len(journals), _row_count(journals, target), reason)
 
 
-def _rows(journals: Iterable[Journal], target: Target) -> int:
+def _row_count(journals: Iterable[Journal], target: Target) -> int:
     return sum(file.records for journal in journals for file in journal.staged_for(target))
 
 
@@ -311,12 +320,17 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
         if marker.routed is not None and journal.key <= marker.routed:
             return
         ours = (journal.stream, journal.table_uuid) == (tables.stream, uuid)
-        # A discarded batch has no journal. What the marker does not remember is old, and then certainly committed.
-        if ours and marker.settled and journal.key <= marker.settled and marker.fate(journal.key) is not Fate.NEVER:
+        # A discarded batch has no journal. A batch that the marker no longer remembers is old, so it was committed.
+        if (
+            ours
+            and marker.settled
+            and journal.key <= marker.settled
+            and marker.fate(journal.key) is not Fate.NOT_COMMITTED
+        ):
             yield journal
 
 
-def follow(  # noqa: PLR0913 - the place and the contents of a commit
+def commit_missing_batches(  # noqa: PLR0913 - the place and the contents of a commit
     tables: StreamTables,
     handle: TableHandle,
     journals: Sequence[Journal],
@@ -334,18 +348,18 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     """
     while True:
         table = handle.current()
-        marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+        marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
         later = later_journals(marker, journals)
         if not later:
             return marker
-        if any(file.content in MERGED for journal in later for file in journal.staged_for(target)):
+        if any(file.content in MERGING_MODES for journal in later for file in journal.staged_for(target)):
             later = later[:1]
-        commit = _commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
+        commit = _make_commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
         with suppress(_TableRecreated):
             commit_snapshots((commit,), retry_policy=retry_policy)
 
 
-def _commit(  # noqa: PLR0913 - the place and the contents of a commit
+def _make_commit(  # noqa: PLR0913 - the place and the contents of a commit
     tables: StreamTables,
     handle: TableHandle,
     journals: Sequence[Journal],
@@ -358,18 +372,20 @@ def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-        marker = present_marker(found, table, tables.stream)
+        marker = require_marker(found, table, tables.stream)
         if table.metadata.table_uuid != prepared_for:
-            raise _TableRecreated(f"table {target} was made again meanwhile: its rows are to be written again for it")
+            raise _TableRecreated(
+                f"table {target} was recreated during the commit: its rows must be rewritten for the new table"
+            )
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(later_journals(marker, journals)) < len(journals):
-            return Done(marker)  # others committed some of them meanwhile: what is left is prepared again
+            return Done(marker)  # another writer has committed some of these batches: the rest is prepared again
         if not files_fit(table.metadata, files):
             raise SchemaIncompatible(
-                f"rows that wait for table {target} were written for a schema or partition spec that it gave up: make "
-                "the columns optional that were made required since"
+                f"rows that wait for table {target} were written for a schema or partition spec that the table no "
+                "longer has: make the columns optional that have become required since"
             )
-        return reduce(_advanced_by, journals, marker)
+        return reduce(_advance, journals, marker)
 
     summary = {
         "frazil.operation": "follow",
@@ -378,28 +394,28 @@ def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     }
     if len(journals) > 1:
         summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
-    merge, refused = merge_of(tables, journals[0], files), merges.get(prepared_for)
+    merge, refused = prepare_merge(tables, journals[0], files), merges.get(prepared_for)
     if merge is not None:
         merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
-    return commit_of(tables, handle, decide, files=files, merge=merge, summary=summary)
+    return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def _advanced_by(marker: Marker, journal: Journal) -> Marker:
+def _advance(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
         owned.with_batch(journal.key),
         at=journal.key,
         offsets={**marker.offsets, **ends},
-        source=merged_identity(marker.source, journal.source),
+        source=merge_identities(marker.source, journal.source),
     )
 
 
-def present_marker(found: Marker | None, table: Table, stream: str) -> Marker:
+def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
     if found is None:
         raise CommitUnavailable(
-            f"table {'.'.join(table.name())} has no marker of stream {stream!r}: it was dropped and made again, or the "
-            f"marker was removed. `frazil route {stream}` says what to do"
+            f"table {'.'.join(table.name())} has no marker of stream {stream!r}: the table was dropped and recreated, "
+            f"or the marker was removed. `frazil route {stream}` shows what to do"
         )
     return found
 
@@ -413,9 +429,9 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
         raise RolledBack(
-            f"table {table} was rolled back behind stream {marker.stream!r}: its last commit was snapshot "
-            f"{marker.snapshot_id}, which is no longer in its main branch. Put the table forward to that snapshot "
-            f"again, or let it go on as it stands: `frazil route {marker.stream} --give-up {table}`"
+            f"table {table} was rolled back to before the last commit of stream {marker.stream!r}: snapshot "
+            f"{marker.snapshot_id} is no longer in the table's main branch. Set the branch to that snapshot again, or "
+            f"continue with the table as it is: `frazil route {marker.stream} --give-up {table}`"
         ) from error
 
 
@@ -431,11 +447,13 @@ def _check_files_exist(
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]
-    folders = {(is_beside(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
+    folders = {(is_waiting_file(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
     stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
-    there = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
-    if missing := sorted({bare_path(file.path) for file in files} - there):
-        raise CommitUnavailable(f"{counted(len(missing), 'file')} that wait for table {target} are gone: {missing[:3]}")
+    existing = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
+    if missing := sorted({bare_path(file.path) for file in files} - existing):
+        raise CommitUnavailable(
+            f"{counted(len(missing), 'file')} with rows for table {target} cannot be found: {missing[:3]}"
+        )
 
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
@@ -447,11 +465,11 @@ def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Jour
     return journals if marker is None else later_journals(marker, journals)
 
 
-def error_sentence(error: Exception, stream: str, target: Target) -> str:
+def explain_error(error: Exception, stream: str, target: Target) -> str:
     """Return a sentence that says why a table could not be loaded or committed to."""
     if isinstance(error, NoSuchTableError):
         return (
-            "it is not in the catalog: it was dropped or renamed. Put it back, or let it go on, empty: "
-            f"`frazil route {stream} --give-up {target}`"
+            "the table is not in the catalog: it was dropped or renamed. Restore it, or continue with a new, empty "
+            f"table: `frazil route {stream} --give-up {target}`"
         )
-    return words_of_table(error)
+    return explain_table_error(error)

@@ -16,7 +16,10 @@ from frazil.table.branches import MAIN, head_of
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. No commit record has the time of these events."""
 
-CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
+RECORD_OUTCOMES = (
+    *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
+    "dropped",
+)
 """Outcomes of a record: the result of a merge, a repeat that is dropped, or an event that changes no row."""
 
 
@@ -42,7 +45,7 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield the snapshots of a stream's batches in the branch, newest first, each with the path of its commit record.
 
-    Leaves out take-overs and resets, which have no commit record because they bring no rows.
+    Leaves out take-overs and resets, which have no commit record because they add no rows.
     """
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
@@ -61,6 +64,15 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
     newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
     epoch = newest.get("frazil.epoch") if newest else None
     return int(epoch) if epoch and epoch.isdecimal() else None
+
+
+def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
+    """Return when an operator last reset or adopted the stream; None if a writer has taken over since, or without
+    such a change in the branch's history.
+    """
+    summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
+    newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
+    return newest[0] if newest and newest[1].get("frazil.operation") in {"reset", "adopt"} else None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
@@ -82,17 +94,17 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
         record = journals.read(path)
         if record is None:
             raise RolledBack(
-                f"the newest batch of stream {stream!r} in table {table} is snapshot {snapshot.snapshot_id}, and its "
-                f"commit record {path} is missing or unreadable: where the table stands is unknown. Choose a position "
-                f"with `frazil reset {stream} --to offsets`"
+                f"the commit record {path} of the newest batch of stream {stream!r} in table {table} (snapshot "
+                f"{snapshot.snapshot_id}) is missing or unreadable, so the table's position is unknown. Choose a "
+                f"position with `frazil reset {stream} --to offsets`"
             )
         return record
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The first snapshot of a table has sequence number 1. Its parent proves nothing: PyIceberg's expiry clears it.
     if oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1):
         raise RolledBack(
-            f"table {table} holds no batch of stream {stream!r} since snapshot {oldest.snapshot_id}, and its history "
-            f"before that was expired: where the table stands is unknown. Choose a position with "
+            f"table {table} has no batch of stream {stream!r} since snapshot {oldest.snapshot_id}, and its earlier "
+            f"history has expired, so the table's position is unknown. Choose a position with "
             f"`frazil reset {stream} --to offsets`"
         )
     return None
@@ -120,13 +132,15 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
         (
             snapshot
             for snapshot in ancestors(metadata)
-            if (summary := snapshot.summary) and summary.get("frazil.backfill-stream") == stream and changes_of(summary)
+            if (summary := snapshot.summary)
+            and summary.get("frazil.backfill-stream") == stream
+            and merge_counts(summary)
         ),
         None,
     )
 
 
-def changes_of(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """Return the counts of a merge from a snapshot's summary, which may be another program's."""
-    counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in CHANGES)
+def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
+    """Return the counts of a merge from a snapshot's summary; empty for the summary of another program."""
+    counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}

@@ -8,7 +8,6 @@ rollback. `fold` joins old commit records.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import json
 import logging
@@ -19,7 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, groups
+from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flat, nested
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
@@ -30,7 +29,7 @@ from frazil.table.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-RECORDS_ALONE = 1_024
+MIN_UNFOLDED_RECORDS = 1_024
 """Number of newest commit records that are not folded, because recent audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content under the key of a batch that must never be committed: the batch's files are, or will be, deleted."""
@@ -70,6 +69,8 @@ class Journal:
     """The number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
     """Number of records with fields that did not become columns. Counted only if the table may evolve."""
+    without_columns: int = 0
+    """Number of records that have no field of any column."""
     other_events: int = 0
     """Number of events that change no row; see `StageResult.other_events`."""
     reasons: Reasons = field(default_factory=dict)
@@ -82,6 +83,11 @@ class Journal:
     @property
     def rejected(self) -> int:
         return sum(p.rejected for p in self.progress)
+
+    @property
+    def dropped(self) -> int:
+        """Number of records that the transform dropped."""
+        return sum(p.dropped for p in self.progress)
 
     @property
     def future(self) -> int:
@@ -107,11 +113,10 @@ class Journal:
                 "created-at-ms": self.created_at_ms,
                 "cluster-id": self.source.cluster_id,
                 "topic-ids": dict(self.source.topic_ids),
-                "progress": [dataclasses.asdict(p) for p in self.progress],
+                "progress": [p.to_json() for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.newest_dead_letters,
-                # No longer read: a frazil that knows no `letters-seen` needs it, should a user go back to it, and
-                # takes a batch then that begins where all dead letters end.
+                # For a downgrade only: versions of frazil without `letters-seen` read this floor.
                 "dead-letter-floor": {},
                 "idle": nested(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nested(self.offsets_after),
@@ -120,6 +125,7 @@ class Journal:
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
+                **({"without-columns": self.without_columns} if self.without_columns else {}),
                 **({"other-events": self.other_events} if self.other_events else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
@@ -153,15 +159,16 @@ class Journal:
             leader_epochs=flat(raw.get("leader-epochs", {})),
             transaction=LastTransaction(*raw.get("transaction", ())),
             # Journals of earlier versions count no rows, or late rows only.
-            windows=_counts(raw.get("windows")),
+            windows=_parse_counts(raw.get("windows")),
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
+            without_columns=raw.get("without-columns", 0),
             other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )
 
 
-def _counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
+def _parse_counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
     return None if raw is None else {int(start): rows for start, rows in raw.items()}
 
 
@@ -170,15 +177,15 @@ class Unusable(Enum):
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
-    FOREIGN = "a torn object, or another stream's or batch's journal"
-    OTHER_TABLE = "the stream's journal, of another table that has the same folder"
+    FOREIGN = "an incomplete object, or the journal of another stream or batch"
+    OTHER_TABLE = "the stream's journal for another table that has the same folder"
 
 
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    The writer that staged a batch writes the batch's key once; a later epoch closes the key with `void`. A folded
-    record is still found by its former path and key.
+    The writer that staged a batch writes the object of the batch's key once; a later epoch closes the key with `void`.
+    A folded record is still found by its former path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -199,8 +206,8 @@ class JournalStore:
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an unused key, so that a paused writer can no longer journal its batch; returns False if the key has a
-        journal.
+        """Close an unused key, so that a suspended writer can no longer write its journal. Returns False if the key has
+        a journal.
 
         Files may be deleted only if no journal names them, now or later.
         """
@@ -228,9 +235,9 @@ class JournalStore:
     def read(self, path: str) -> Journal | None:
         """Return the commit record at the path that a snapshot's summary names."""
         data = self.store.get(path)
-        if data is None and (key := key_of(path)) is not None:
+        if data is None and (key := parse_key(path)) is not None:
             data = self._folded.get(key)
-        return _journal(data)
+        return _parse_journal(data)
 
     def _get(self, key: BatchKey) -> bytes | None:
         data = self.store.get(self.path(key))
@@ -238,20 +245,20 @@ class JournalStore:
 
     def keys(self) -> list[BatchKey]:
         """Return the keys of the journals that are not folded, in order. Ignores objects with other names."""
-        return sorted(filter(None, (key_of(f.path) for f in self.store.list_files(self._folder))))
+        return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
         """Return the oldest key of all folded records and of `keys`, the keys of the journals that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
-    def of_other_tables(self, table_uuid: str) -> set[str]:
+    def paths_of_other_tables(self, table_uuid: str) -> set[str]:
         """Return the paths of objects with commit records of another table that has, or had, the same folder."""
         alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
             path
             for path, records in (alone | folded).items()
-            if any((found := _journal(data)) and found.table_uuid != table_uuid for data in records)
+            if any((found := _parse_journal(data)) and found.table_uuid != table_uuid for data in records)
         }
 
     def highest_epoch(self) -> int:
@@ -262,21 +269,21 @@ class JournalStore:
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
         """Yield every readable journal and folded record in key order, including journals that wait to be committed."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
-        # Folded ones are listed last: a journal that is folded meanwhile is in both, and counts once.
+        # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
         both = heapq.merge(reversed(alone) if newest_first else alone, folded, key=itemgetter(0), reverse=newest_first)
         for key, found in groupby(both, key=itemgetter(0)):
             if below is not None and key >= below:
                 continue
             data = next((data for _, data in found if data is not None), None)
-            if journal := self.get(key) if data is None else _journal(data):
+            if journal := self.get(key) if data is None else _parse_journal(data):
                 yield journal
 
     def fold(
         self,
         marker: Marker,
         *,
-        keep: int = RECORDS_ALONE,
+        keep: int = MIN_UNFOLDED_RECORDS,
         limit: int = MAX_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
@@ -292,13 +299,13 @@ class JournalStore:
         settled = [
             key
             for key in self.keys()
-            if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
+            if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
         ]
-        old = self._not_folded(settled[: max(len(settled) - keep, 0)])
-        for group in groups(old, lambda key: self._foldable(key, marker.stream), limit=limit):
+        old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
+        for group in split_records(old, lambda key: self._foldable(key, marker.stream), limit=limit):
             if not self._folded.write(group):
                 log.warning(
-                    "%d commit records of stream %r are not folded: their object has other records",
+                    "cannot fold %d commit records of stream %r: an object of the same name has other records",
                     len(group),
                     marker.stream,
                 )
@@ -309,7 +316,7 @@ class JournalStore:
             self.delete(list(group))
             yield len(group)
 
-    def _not_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
+    def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
         """Return the journals that are not yet folded. Deletes journals that an interrupted fold has already folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
@@ -320,7 +327,7 @@ class JournalStore:
 
     def _foldable(self, key: BatchKey, stream: str) -> bytes | None:
         data = self.store.get(self.path(key))
-        journal = _journal(data)
+        journal = _parse_journal(data)
         return data if data is None or (journal and (journal.stream, journal.key) == (stream, key)) else b""
 
     def after(
@@ -338,16 +345,16 @@ class JournalStore:
         self.store.delete([self.path(key) for key in keys])
 
 
-def _journal(data: bytes | None) -> Journal | None:
+def _parse_journal(data: bytes | None) -> Journal | None:
     return None if data is None else Journal.from_bytes(data)
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    """Return the journals of batches that a routed table does not have, by the table's marker."""
+    """Return the journals of batches that a routed table does not have, according to the table's marker."""
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 
-def key_of(path: str) -> BatchKey | None:
+def parse_key(path: str) -> BatchKey | None:
     """Return the key of the batch whose journal has this path; None if the path is not that of a journal."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

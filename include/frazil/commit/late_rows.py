@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.partitions.completeness import Cursor
-from frazil.partitions.window_rows import added_rows
+from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain
 
 WINDOWS = "frazil.windows"
@@ -36,7 +36,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of late rows by window start: rows that commits after the cursor's added to signalled windows.
+    """Return the number of late rows by window start: rows that commits after the cursor added to signalled windows.
 
     Empty without a cursor, because no window is signalled yet. `column` has the event time.
     """
@@ -48,20 +48,20 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
             break
         if may_be_late(snapshot, cursor):
             rows = _rows_in_summary(snapshot)
-            late.update(added_rows(table, snapshot, cursor, column=column) if rows is None else rows)
+            late.update(count_added_rows(table, snapshot, cursor, column=column) if rows is None else rows)
     return {start: count for start, count in late.items() if cursor.from_us <= start < cursor.through_us and count}
 
 
 def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
-    """Whether a commit may have added rows to signalled windows, judging by its summary."""
+    """Whether a commit may have added rows to signalled windows, according to its summary."""
     rows = _rows_in_summary(snapshot)
     if rows is not None:
         return any(cursor.from_us <= start < cursor.through_us for start in rows)
     summary = snapshot.summary
     if not summary or not int(summary.get("added-records") or 0):
         return False
-    # A rewrite only adds rows that the table had already. A merge of ours that changed rows of too many windows to name
-    # them also adds others; its files tell more windows than it changed, rather than fewer.
+    # A rewrite adds only rows that the table had already. A frazil merge that changed too many windows for its summary
+    # adds new rows too; its files may have rows of more windows than it changed, never of fewer.
     return summary.operation is Operation.APPEND or summary.get("frazil.inserted") is not None
 
 

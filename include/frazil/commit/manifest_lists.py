@@ -21,17 +21,17 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.avro_forms import AvroForm, FormedAvroFile
+from frazil.commit.avro_encodings import AvroEncoding, PreparedAvroFile
 from frazil.table.recent import Recent
 
 MAX_CACHED = 32
-"""Number of lists to cache: those of a stream's tables and open branch, before and after a commit, and those of failed
-attempts.
+"""Maximum number of cached lists: those of a stream's tables and open branch before and after a commit, and those of
+failed attempts.
 """
 
 
 @dataclass(slots=True)
-class _Listed:
+class _ListEntry:
     """A manifest, and the bytes of its entry in a manifest list once the entry is encoded."""
 
     manifest: ManifestFile
@@ -39,37 +39,37 @@ class _Listed:
 
 
 _SCHEMA = MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION]
-_FORM = AvroForm.resolved(_SCHEMA, _SCHEMA, name="manifest_file")
+_ENCODING = AvroEncoding.resolve(_SCHEMA, _SCHEMA, name="manifest_file")
 
 
 class ListWriter(ManifestListWriterV2):
     """Writes the manifest list of a table of format version 2, with a schema that is resolved once per process."""
 
     def __enter__(self) -> Self:
-        self._writer = FormedAvroFile(self._output_file, _FORM, metadata=self._meta)
+        self._writer = PreparedAvroFile(self._output_file, _ENCODING, metadata=self._meta)
         self._writer.__enter__()
         return self
 
 
-_kept = Recent[dict[str, _Listed]](MAX_CACHED)
+_cache = Recent[dict[str, _ListEntry]](MAX_CACHED)
 """Manifests and their encoded entries, by the path of the manifest list and the path of the manifest."""
 
 
 def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
     """Return all manifests of a snapshot, in the order of its manifest list."""
-    return [listed.manifest for listed in _listed(snapshot, file_io).values()]
+    return [listed.manifest for listed in _list_entries(snapshot, file_io).values()]
 
 
 def add_manifests(
-    writer: ListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
+    writer: ListWriter, manifests: Iterable[ManifestFile], *, snapshot: Snapshot, parent: Snapshot | None
 ) -> None:
     """Write a snapshot's manifests as one block of its list. Reuses encoded entries of the parent snapshot's list."""
-    before = (_kept.get(parent.manifest_list) if parent else None) or {}
+    before = (_cache.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer
     listed = {}
     for manifest in manifests:
-        one = before.get(manifest.manifest_path) or _Listed(writer.prepare_manifest(manifest))
+        one = before.get(manifest.manifest_path) or _ListEntry(writer.prepare_manifest(manifest))
         if one.encoded is None:
             buffer = io.BytesIO()
             write_record.write(BinaryEncoder(buffer), one.manifest)
@@ -78,7 +78,7 @@ def add_manifests(
     if listed:
         avro.writer = _Verbatim()  # type: ignore[assignment]
         avro.write_block([one.encoded for one in listed.values()])  # type: ignore[misc]
-    _kept.keep(of.manifest_list, listed)
+    _cache.keep(snapshot.manifest_list, listed)
 
 
 class _Verbatim:
@@ -88,9 +88,9 @@ class _Verbatim:
         encoder.write(record)
 
 
-def _listed(snapshot: Snapshot, file_io: FileIO) -> dict[str, _Listed]:
-    known = _kept.get(snapshot.manifest_list)
+def _list_entries(snapshot: Snapshot, file_io: FileIO) -> dict[str, _ListEntry]:
+    known = _cache.get(snapshot.manifest_list)
     if known is None:
-        known = {manifest.manifest_path: _Listed(manifest) for manifest in snapshot.manifests(file_io)}
-    _kept.keep(snapshot.manifest_list, known)
+        known = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
+    _cache.keep(snapshot.manifest_list, known)
     return known

@@ -39,7 +39,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import TableVersion
 from pyiceberg.types import NestedField, StructType
 
-from frazil.commit.avro_forms import SCHEMA_KEY, AvroForm, FormedAvroFile
+from frazil.commit.avro_encodings import SCHEMA_KEY, AvroEncoding, PreparedAvroFile
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.table.recent import Recent
@@ -57,22 +57,22 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The partition spec and schema that a manifest is written with, which are those of its files."""
+    """The partition spec and schema of a manifest and of the files that it lists."""
 
     spec: PartitionSpec
     schema: Schema
 
     @classmethod
-    def of_staged(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
-        if file.content == "position-deletes":  # of a data file that may be older than the newest schema, and its spec
-            return cls.of_spec(metadata.specs()[file.spec_id], metadata)
+    def for_staged_file(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+        if file.content == "position-deletes":  # the data file may be older than the newest schema and spec
+            return cls.for_spec(metadata.specs()[file.spec_id], metadata)
         schema = metadata.schema_by_id(file.schema_id)
         if schema is None:
             raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
         return cls(metadata.specs()[file.spec_id], schema)
 
     @classmethod
-    def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
+    def for_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
         """Return a layout with this spec, and with the current schema or else the newest schema that has all of the
         spec's columns.
         """
@@ -81,20 +81,20 @@ class Layout:
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
 
 
-MAX_CACHED_FORMS = 64
-"""Number of manifest forms to cache: two kinds for each of a stream's tables."""
+MAX_CACHED_ENCODINGS = 64
+"""Maximum number of cached encodings: two for each of a stream's tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """What all manifests with one layout, content and codec share: their Avro form and header metadata."""
+class _ManifestEncoding:
+    """The Avro encoding and header metadata that manifests with the same layout, content and codec share."""
 
     layout: Layout
-    avro: AvroForm
+    avro: AvroEncoding
     metadata: Mapping[str, str]
 
 
-_forms = Recent[_Form](MAX_CACHED_FORMS)
+_encodings = Recent[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
@@ -109,25 +109,25 @@ class _Writer(ManifestWriterV2):
         content: ManifestContent,
         output: OutputFile,
         *,
-        of: str,
+        table_uuid: str,
         snapshot_id: int,
         codec: AvroCompressionCodec,
         copied: CopiedEntries | None = None,
     ) -> None:
         super().__init__(layout.spec, layout.schema, output, snapshot_id, codec)
-        self._layout, self._content, self._of, self._copied = layout, content, of, copied
+        self._layout, self._content, self._table_uuid, self._copied = layout, content, table_uuid, copied
 
     def content(self) -> ManifestContent:
         return self._content
 
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        form = self._form() if self._copied is None else self._copied_form(self._copied)
-        return FormedAvroFile(self._output_file, form.avro, metadata=form.metadata)
+        form = self._encoding() if self._copied is None else self._copied_encoding(self._copied)
+        return PreparedAvroFile(self._output_file, form.avro, metadata=form.metadata)
 
-    def _copied_form(self, copied: CopiedEntries) -> _Form:
+    def _copied_encoding(self, copied: CopiedEntries) -> _ManifestEncoding:
         writer: Any = copied.writer()
-        avro = AvroForm(copied.schema, "manifest_entry", copied.header[SCHEMA_KEY], writer)
-        return _Form(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
+        avro = AvroEncoding(copied.schema, "manifest_entry", copied.header[SCHEMA_KEY], writer)
+        return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _with_partition(self, format_version: TableVersion) -> Schema:
         """Return the schema of manifest entries, with optional partition values.
@@ -141,16 +141,16 @@ class _Writer(ManifestWriterV2):
         data_file = data_file_with_partition(StructType(*values), format_version)
         return manifest_entry_schema_with_data_file(format_version, data_file)
 
-    def _form(self) -> _Form:
-        name = f"{self._of} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
-        form = _forms.get(name)
-        # A schema that never landed may have had the number of this one.
+    def _encoding(self) -> _ManifestEncoding:
+        name = f"{self._table_uuid} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
+        form = _encodings.get(name)
+        # A schema that never landed may have had the same id.
         if form is None or form.layout != self._layout:
             content = "deletes" if self._content is ManifestContent.DELETES else "data"
             written, in_memory = self._with_partition(self.version), self._with_partition(DEFAULT_READ_VERSION)
-            avro = AvroForm.resolved(written, in_memory, name="manifest_entry")
-            form = _Form(self._layout, avro, {**self._meta, "content": content})
-            _forms.keep(name, form)
+            avro = AvroEncoding.resolve(written, in_memory, name="manifest_entry")
+            form = _ManifestEncoding(self._layout, avro, {**self._meta, "content": content})
+            _encodings.keep(name, form)
         return form
 
 
@@ -171,8 +171,8 @@ def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
     return _write(entries, layout, content, path=path, table=table, snapshot_id=snapshot_id)
 
 
-def write_without(  # noqa: PLR0913 - what a manifest consists of, and its place
-    gone: Collection[str],
+def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its place
+    removed: Collection[str],
     manifest: ManifestFile,
     entries: Iterable[ManifestEntry],
     *,
@@ -180,17 +180,17 @@ def write_without(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write a manifest again, with the files at the paths `gone` marked as deleted by this snapshot.
+    """Write a manifest again, with the files at the paths `removed` marked as deleted by this snapshot.
 
     `entries` are the manifest's live entries, in order.
     """
-    layout = Layout.of_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
-    written = (_kept_or_deleted(entry, snapshot_id, deleted=entry.data_file.file_path in gone) for entry in entries)
-    copied = CopiedEntries.of(manifest, table.io)
+    layout = Layout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
+    written = (_updated_entry(entry, snapshot_id, deleted=entry.data_file.file_path in removed) for entry in entries)
+    copied = CopiedEntries.from_manifest(manifest, table.io)
     return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
 
 
-def _kept_or_deleted(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
+def _updated_entry(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
     return ManifestEntry.from_args(
         status=ManifestEntryStatus.DELETED if deleted else ManifestEntryStatus.EXISTING,
         snapshot_id=snapshot_id if deleted else entry.snapshot_id,
@@ -211,9 +211,11 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     copied: CopiedEntries | None = None,
 ) -> ManifestFile:
     output, codec = CountedOutput(table.io.new_output(path)), avro_codec(table.metadata)
-    of = str(table.metadata.table_uuid)
+    table_uuid = str(table.metadata.table_uuid)
     writer: ManifestWriter
-    with _Writer(layout, content, output, of=of, snapshot_id=snapshot_id, codec=codec, copied=copied) as writer:
+    with _Writer(
+        layout, content, output, table_uuid=table_uuid, snapshot_id=snapshot_id, codec=codec, copied=copied
+    ) as writer:
         for entry in entries:
             writer.add_entry(entry)
     return writer.to_manifest_file()
@@ -295,7 +297,7 @@ class CopiedEntries:
     """The encoded data file of each entry."""
 
     @classmethod
-    def of(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
+    def from_manifest(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
         """Copy a manifest's entries; returns None for a manifest of format version 1, whose entries have other
         fields.
         """

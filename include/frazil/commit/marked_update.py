@@ -20,13 +20,13 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from frazil.commit.adoption import forgotten
+from frazil.commit.adoption import forgotten_property
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import Marker, open_branch, property_name, read_marker
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.open_branch import BranchChange
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
@@ -69,7 +69,7 @@ class MarkedUpdate:
             self._main = self.merge or SnapshotWriter(self.files)
             self.written.append(self._main)
         prepared = self._main.prepare(table, summary=summary, now_ms=now_ms)
-        return self._marked(table, prepared, marker, marker.open_snapshot_id if marker else None)
+        return self._with_marker(table, prepared, marker, marker.open_snapshot_id if marker else None)
 
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
@@ -84,19 +84,21 @@ class MarkedUpdate:
         head, updates = self._branch(table, change, found, now_ms=now_ms)
         main = SnapshotWriter(change.to_main, moved=() if change.drops else change.leaves)
         self.written.append(main)
-        said = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT}
+        entries = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT}
         if head:
-            said[OPEN_SNAPSHOT] = str(head.snapshot_id)
-        prepared = main.prepare(table, summary=said, now_ms=now_ms)
-        made: Change[M] = self._marked(table, prepared, marker, head.snapshot_id if head else None)
+            entries[OPEN_SNAPSHOT] = str(head.snapshot_id)
+        prepared = main.prepare(table, summary=entries, now_ms=now_ms)
+        marked: Change[M] = self._with_marker(table, prepared, marker, head.snapshot_id if head else None)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
-        return dataclasses.replace(made, requirements=(*made.requirements, unmoved), updates=(*made.updates, *updates))
+        return dataclasses.replace(
+            marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *updates)
+        )
 
-    def _marked(self, table: Table, prepared: Prepared, marker: M, open_snapshot_id: int | None) -> Change[M]:
+    def _with_marker(self, table: Table, prepared: Prepared, marker: M, open_snapshot_id: int | None) -> Change[M]:
         made = prepared.snapshot
         if marker is None:
             removed = RemovePropertiesUpdate(removals=[property_name(self.stream)])
-            noted = SetPropertiesUpdate(updates=forgotten(table.metadata.properties, self.stream))
+            noted = SetPropertiesUpdate(updates=forgotten_property(table.metadata.properties, self.stream))
             return Change(prepared.requirements, (*prepared.updates, removed, noted), marker)
         marker = marker.with_snapshots(made.snapshot_id, made.sequence_number or 0, open_snapshot_id=open_snapshot_id)
         proof = (marker.property_name, marker.to_property())  # it has the id of this snapshot
@@ -110,7 +112,7 @@ class MarkedUpdate:
         """Return the open branch's head after the change, and the updates that produce this head."""
         name = open_branch(self.stream)
         if change.ends:
-            return None, self._end().updates(table)
+            return None, self._branch_end().updates(table)
         if not (change.joins or change.leaves) and change.base == found:
             return found, ()
         base = Base(change.stays, change.leaves, change.base.summary if change.base else None)
@@ -120,7 +122,7 @@ class MarkedUpdate:
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
         return prepared.snapshot, prepared.updates
 
-    def _end(self) -> BranchEnd:
+    def _branch_end(self) -> BranchEnd:
         """Return the removal of the open branch, including snapshots that the branch had before a reset moved it
         back.
         """
@@ -132,15 +134,13 @@ class MarkedUpdate:
                 ALIGN,
             )
 
-        end = BranchEnd(open_branch(self.stream), also=of_the_branch)
+        end = BranchEnd(open_branch(self.stream), removes_too=of_the_branch)
         self.written.append(end)
         return end
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""Returns the next marker for a table and its current marker, or `Done` with the result if there is nothing to
-write.
-"""
+"""Returns the next marker for a table and its current marker, or `Done` with the result if nothing must be written."""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
@@ -152,13 +152,13 @@ def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker
     )
 
 
-def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
+def commit_marker(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
     """Commit the marker that `decide` returns, together with an empty snapshot."""
-    commit = commit_of(tables, handle, decide, files=(), summary=summary)
+    commit = prepare_commit(tables, handle, decide, files=(), summary=summary)
     return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
-def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
+def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     tables: StreamTables,
     handle: TableHandle,
     decide: Decide,
@@ -181,28 +181,28 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
         if isinstance(marker, Done):
             return marker
         change = branch_change(table, marker) if branch_change else None
-        said = {**_position(marker), **summary}
-        if change or merge:  # it brings main other rows than the batch's
-            said.pop(WINDOWS, None)
-        return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
+        entries = {**_position(marker), **summary}
+        if change or merge:  # main receives other rows than those of the batch
+            entries.pop(WINDOWS, None)
+        return update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
 
     return TableCommit(handle, propose, update.written)
 
 
-def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
+def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
     """Return the merge of the files that a batch staged for one table; None if the files are added without a merge.
 
     Raises SpecError if the declared mode has changed since the batch was staged.
     """
     merging = tables.merging
-    staged = tuple(file for file in files if file.content in MERGED)
+    staged = tuple(file for file in files if file.content in MERGING_MODES)
     if not staged:
         return None
-    needs = MERGED[staged[0].content].declared
+    needs = MERGING_MODES[staged[0].content].declared
     if merging is None or merging.mode.declared != needs:
         raise SpecError(
-            f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
-            "no longer declared. Declare it so again until the batch is committed, then start again"
+            f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, which the stream no longer "
+            f"declares. Declare {needs} again and start the stream, until the batch is committed"
         )
     traced = bool(journal.rejected) or journal.newest_dead_letters != NO_DEAD_LETTERS
     return MergeWriter(journal.stream, staged, merging, tables.landed, traced)

@@ -19,9 +19,10 @@ from frazil.offsets.spans import Span, TopicPartition
 
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
-EPOCHS_REMEMBERED = 256
-"""Number of epochs whose last batch the marker keeps. They take at most 3 KB, and cover more restarts than a discarded
-batch survives.
+MAX_EPOCHS = 256
+"""Maximum number of epochs whose last batch the marker keeps.
+
+They take at most 3 KB. The files of a discarded batch are deleted long before so many restarts.
 """
 
 
@@ -38,9 +39,9 @@ class BatchKey(NamedTuple):
 class Fate(Enum):
     """What happened to a batch of an epoch that has ended."""
 
-    COMMITTED = "it is in the table"
-    NEVER = "it is not in the table"
-    UNKNOWN = "its epoch is older than the marker's memory"
+    COMMITTED = "the batch is in the table"
+    NOT_COMMITTED = "the batch is not in the table"
+    UNKNOWN = "the epoch is older than the epochs that the marker keeps"
 
 
 class LastTransaction(NamedTuple):
@@ -53,6 +54,14 @@ class LastTransaction(NamedTuple):
 
 
 NO_TRANSACTION = LastTransaction()
+
+
+class OwnTable(NamedTuple):
+    """The table that a stream writes to, as its dead-letter table records it."""
+
+    name: str
+    location: str
+    uuid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Marker:
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record after losing the record that was read."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Ends of the table's records at the last reset, for topic-partitions that were made again or truncated.
+    """Ends of the table's records at the last reset, for topic-partitions that were recreated or truncated.
 
     Rows beyond both this end and the position come from former records: see `landed_ends`.
     """
@@ -95,6 +104,8 @@ class Marker:
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
     """The batch up to which all routed tables have all batches. None if the stream never had a route."""
+    own_table: OwnTable | None = None
+    """The stream's own table; only in the dead-letter table's marker, and None if an earlier version wrote it."""
 
     @property
     def property_name(self) -> str:
@@ -112,7 +123,7 @@ class Marker:
     def owned_by(self, epoch: int) -> Marker:
         """Return the marker at the beginning of a new epoch."""
         batches = {**self.batches, epoch: 0}
-        newest = sorted(batches)[-EPOCHS_REMEMBERED:]
+        newest = sorted(batches)[-MAX_EPOCHS:]
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
@@ -134,7 +145,7 @@ class Marker:
         """
         if not self.batches or key.epoch < min(self.batches):
             return Fate.UNKNOWN
-        return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NEVER
+        return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
 
     def to_property(self) -> str:
         """Return the marker as compact JSON, because every metadata file of the table contains the marker."""
@@ -161,19 +172,20 @@ class Marker:
                 **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
+                **({"own-table": self.own_table} if self.own_table else {}),
             },
             separators=(",", ":"),
         )
 
     @classmethod
     def from_property(cls, stream: str, text: str) -> Marker:
-        """Parse a marker. Raises `MarkerUnreadable` for a newer format, and for a text that frazil did not write."""
+        """Parse a marker. Raises `MarkerUnreadable` for a newer format, and for text that frazil did not write."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT_VERSION:
                 raise MarkerUnreadable(
-                    f"the marker of stream {stream!r} has format {raw['format']}, this frazil reads {FORMAT_VERSION}: "
-                    "run the frazil version that wrote it, or a newer one"
+                    f"the marker of stream {stream!r} has format {raw['format']}, but this version of frazil reads "
+                    f"format {FORMAT_VERSION}: run the version that wrote it, or a newer one"
                 )
             return cls(
                 stream=stream,
@@ -195,11 +207,12 @@ class Marker:
                 adopted_rows=raw.get("adopted-rows", 0),
                 transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
+                own_table=OwnTable(*raw["own-table"]) if raw.get("own-table") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(
-                f"the table property {property_name(stream)!r} is not a marker ({error!r}): it was edited by hand; "
-                f"put it back, or run `frazil reset {stream}` to choose a position"
+                f"the table property {property_name(stream)!r} is not a marker ({error!r}): it was edited by hand. "
+                f"Restore it, or run `frazil reset {stream}` to choose a position"
             ) from error
 
 
@@ -253,7 +266,7 @@ def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tupl
     }
 
 
-def of_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
+def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
     """Return the entries of these topics."""
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
@@ -266,25 +279,25 @@ def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, in
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
-def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
+def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
     """Return the source's current identity, with the ids of topics of the same cluster that are no longer read."""
-    kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
-    return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})
+    kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
+    return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
 
-def of_same_topics(
-    offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, found: SourceIdentity
+def keep_same_topics(
+    offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
     """Return the offsets that are still valid.
 
     Leaves out offsets of another cluster or of a recreated topic.
     """
-    if known is None or known.cluster_id != found.cluster_id:
+    if known is None or known.cluster_id != current.cluster_id:
         return {}
     return {
         (topic, partition): offset
         for (topic, partition), offset in offsets.items()
-        if known.topic_ids.get(topic) == found.topic_ids.get(topic, known.topic_ids.get(topic))
+        if known.topic_ids.get(topic) == current.topic_ids.get(topic, known.topic_ids.get(topic))
     }
 
 
@@ -293,7 +306,7 @@ def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
 
     `marker` is the table's own; `main` is that of the stream's main table, which resets change.
     """
-    own = of_same_topics(marker.offsets, marker.source, main.source)
+    own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 

@@ -3,9 +3,8 @@
 As in every commit, the marker changes only in one update with a snapshot of the branch. The snapshot's requirement
 fences a running writer.
 
-Decides which rows of open windows a reset keeps: the rows that the stream does not read again.
-
-If main was rolled back, or an operator moved the open branch, the reset restores the branch to keep these rows.
+A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or an operator
+moved the open branch, the reset restores the branch to keep these rows.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.adoption import rows_of
-from frazil.commit.existing_dead_letters import reach
+from frazil.commit.adoption import row_count
+from frazil.commit.existing_dead_letters import dead_letter_ends
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
@@ -27,19 +26,19 @@ from frazil.commit.marker import (
     BatchKey,
     Marker,
     first_marker,
-    merged_identity,
-    of_same_topics,
+    keep_same_topics,
+    merge_identities,
     open_branch,
     property_name,
     read_marker,
 )
-from frazil.commit.open_branch import BranchChange, files_of, released
+from frazil.commit.open_branch import BranchChange, files_of, release_waiting_files
 from frazil.commit.reset import (
     NO_OFFSETS,
     BeforeReset,
     Offsets,
     is_rolled_back,
-    moved,
+    marker_after_reset,
 )
 from frazil.commit.settle import highest_epoch
 from frazil.commit.stream_tables import StreamTables
@@ -70,20 +69,20 @@ def reset(
     `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
-    marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
+    marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
 
     def move(table: Table) -> Marker:
         if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:
             raise WriterBusy(
-                f"stream {tables.stream!r} committed while its new position was chosen: a writer runs. "
-                f"`frazil pause {tables.stream}`, then reset again"
+                f"stream {tables.stream!r} committed while its new position was being chosen, so a writer is running. "
+                f"Run `frazil pause {tables.stream}`, then reset again"
             )
         return marker
 
     dropped: list[str] = []
 
     def open_windows(table: Table) -> BranchChange | None:
-        change = after_reset(table, tables, seen, target=target, source=source)
+        change = open_branch_after_reset(table, tables, seen, target=target, source=source)
         dropped[:] = [f.file_path for f in change.leaves] if change and change.ends else []
         return change
 
@@ -114,17 +113,18 @@ def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, 
             before = read_marker(table.metadata.properties, tables.stream)
         except MarkerUnreadable:
             before = None
-        known = (before.offsets, before.source) if before else (reach(table, tables.stream, source), source)
+        known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
         topics = source
         for ends, of in (*read, known):
-            topics = merged_identity(of, topics)
-            for tp, end in of_same_topics(ends, of, source).items():
+            topics = merge_identities(of, topics)
+            for tp, end in keep_same_topics(ends, of, source).items():
                 offsets[tp] = max(end, offsets.get(tp, end))
         if before is None:
-            return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
+            first = first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
+            return dataclasses.replace(first, own_table=tables.own_table())
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
-            # The last letters are gone after a rollback, and a batch staged since then has left them out.
+            # The rollback removed the newest dead letters, and a batch that was staged before has left them out.
             before = dataclasses.replace(before, settled=None, batches={})
         return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
 
@@ -136,7 +136,7 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
-        adopted = dataclasses.replace(first, adopted_rows=rows_of(table.metadata) or 0)
+        adopted = dataclasses.replace(first, adopted_rows=row_count(table.metadata) or 0)
         return read_marker(table.metadata.properties, tables.stream) or adopted
 
     return change_marker(tables, tables.main, decide, operation="adopt") or first
@@ -153,20 +153,28 @@ def forget(tables: StreamTables, *, state: str) -> int:
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
         raise TableLost(
-            f"{other.path} is the metadata of another table, {other.uuid}, in the folder of {tables.main.identifier}: "
-            f"the commit records of stream {tables.stream!r} there may be that table's. The catalog may have been "
-            "exchanged: name the right one; or, if that other table was dropped, delete its metadata by hand"
+            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}, "
+            f"so the commit records of stream {tables.stream!r} in this folder may belong to the other table. If the "
+            "catalog was replaced, configure the right catalog. If the other table was dropped, delete its metadata by "
+            "hand"
         )
 
     def waiting_to_main(table: Table) -> BranchChange | None:
-        return released(table, tables.stream) if open_branch(tables.stream) in table.metadata.refs else None
+        return (
+            release_waiting_files(table, tables.stream) if open_branch(tables.stream) in table.metadata.refs else None
+        )
 
     for handle in tables.targets.values():
         change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
-    kept = tables.journals.of_other_tables(str(main.metadata.table_uuid))
+    kept = tables.journals.paths_of_other_tables(str(main.metadata.table_uuid))
     objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
     tables.store.delete(objects)
     return len(objects)
+
+
+def forget_dead_letters(tables: StreamTables) -> None:
+    """Remove the stream's marker from the dead-letter table of a stream whose own table is gone."""
+    change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
 
 
 def change_marker(
@@ -203,9 +211,9 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch in any trace that epochs leave.
+    """Return the highest epoch in markers, journals, staged files and snapshots; 0 if none has an epoch.
 
-    An unreadable marker reveals no epoch, so journals, staged files and snapshots are searched.
+    Journals, staged files and snapshots are searched only if a marker is unreadable.
     """
     try:
         return highest_epoch(tables)
@@ -221,35 +229,35 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
     return max(found, default=0)
 
 
-def after_reset(
+def open_branch_after_reset(
     table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch when the stream continues at `target` of `source`; None if there is no
-    branch to change.
+    """Return the change of the open branch when the stream continues at `target` of `source`; None if the branch does
+    not exist.
 
     Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
     """
     metadata, name = table.metadata, open_branch(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
-    head, expected = head_of(metadata, name), _expected(metadata, seen, accepted=accepted)
+    head, expected = head_of(metadata, name), _expected_head(metadata, seen, accepted=accepted)
     base = head if expected is None else metadata.snapshot_by_id(expected)
     if base is None and expected is not None:
         if not accepted:
             raise RolledBack(
                 f"table {tables.main.identifier} lost rows of open windows of stream {tables.stream!r}: snapshot "
-                f"{expected} of branch {name!r} was expired. `frazil reset {tables.stream} --to marker` accepts that; "
-                "reset once more then, to a position before those windows, to read them again"
+                f"{expected} of branch {name!r} has expired. `frazil reset {tables.stream} --to marker` accepts the "
+                "loss. To read the rows again, reset once more after that, to a position before these windows"
             )
         base = head
     if base is None:
         return None if expected is None else BranchChange(None, ends=True)
     manifests = base.manifests(table.io)
-    again = [m for m in manifests if _read_again(_records(m, table, tables), target, source)]
+    again = [m for m in manifests if _read_again(_commit_records(m, table, tables), target, source)]
     stays = tuple(m for m in manifests if m not in again)
     return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
 
 
-def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
+def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
     """Return the head of the open branch that belongs to main's current state; None if that head is unknown."""
     if seen.marker is None:
         return None
@@ -261,7 +269,7 @@ def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> 
     return int(text) if text else None
 
 
-def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
+def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
     """Return the commit records of the batches with files in a manifest, found by the batches' staging folders."""
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
@@ -276,7 +284,7 @@ def _read_again(records: Sequence[Journal | None], target: Offsets, source: Sour
     """
     return bool(records) and all(
         record is not None
-        and bool(at := of_same_topics(target, source, record.source))
+        and bool(at := keep_same_topics(target, source, record.source))
         and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
         for record in records
     )

@@ -18,11 +18,11 @@ from pyiceberg.table import Table
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.target import object_of, targets_in
+from frazil.commit.target import list_targets, object_path
 from frazil.errors import FrazilError, words_of
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
-from frazil.table.remains import Metadata, newest_of
+from frazil.table.remains import Metadata, find_newest_metadata
 from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Member:
 
 def member_names(tables: StreamTables) -> set[Target]:
     """Return the names of the tables that the route has had. Costs one listing for any number of tables."""
-    return targets_in(tables.store, _folder(tables))
+    return list_targets(tables.store, _folder(tables))
 
 
 def member_of(tables: StreamTables, target: Target) -> Member | None:
@@ -69,14 +69,14 @@ def forget_member(tables: StreamTables, target: Target) -> None:
     tables.store.delete([_path(tables, target)])
 
 
-def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
+def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
     """Return the journals that a missing table never had, according to its newest remaining metadata file.
 
     Returns all waiting journals if that is unknown: the table was purged, or an earlier version did not record its
     UUID.
     """
     member = member_of(tables, target)
-    newest = None if member is None else newest_left(tables, member)
+    newest = None if member is None else newest_remaining_metadata(tables, member)
     try:
         marker = None if newest is None else read_marker(newest.properties, tables.stream)
     except FrazilError:
@@ -84,17 +84,19 @@ def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) 
     return waiting if marker is None else later_journals(marker, waiting)
 
 
-def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
+def newest_remaining_metadata(tables: StreamTables, member: Member) -> Metadata | None:
     """Return the newest remaining metadata file of a missing table; None if no file remains or access is denied."""
     if member.uuid is None:
         return None
     try:
-        return newest_of(open_store(member.location, tables.main.io_properties), member.location, member.uuid)
+        return find_newest_metadata(
+            open_store(member.location, tables.main.io_properties), member.location, member.uuid
+        )
     except (FrazilError, OSError):
         return None
 
 
-def renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
+def find_renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
     """Return the name that a renamed table has in the catalog now, if the route has had the table by that name too.
 
     `named` are tables that the declaration names now, to which no writer may have written yet.
@@ -109,9 +111,12 @@ def renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()
             table = tables.handle(name).refresh()
         except NoSuchTableError:  # it was renamed once more
             continue
-        except Exception as error:  # catalogs' clients raise anything; what cannot be loaded is not known to be it
+        except Exception as error:  # catalogs' clients raise anything; the other names may still match
             log.warning(
-                "table %s cannot be loaded, so whether it is %s is not known: %s", name, member.target, words_of(error)
+                "cannot load table %s to check whether it is the renamed table %s: %s",
+                name,
+                member.target,
+                words_of(error),
             )
             continue
         if not member.is_another(table):
@@ -124,4 +129,4 @@ def _folder(tables: StreamTables) -> str:
 
 
 def _path(tables: StreamTables, target: Target) -> str:
-    return object_of(_folder(tables), target)
+    return object_path(_folder(tables), target)

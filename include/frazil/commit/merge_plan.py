@@ -47,12 +47,12 @@ saves.
 
 Values = tuple[Any, ...]
 """The values of the partition fields that the key decides."""
-Box = tuple[tuple[Any, Any], ...]
+Bounds = tuple[tuple[Any, Any], ...]
 """The minimum and maximum of each key column; None where a bound is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inserting:
+class InsertTask:
     """A task that inserts the changes that no earlier task of its group has matched."""
 
     index: int
@@ -70,7 +70,7 @@ class MergePlan:
     """The tasks of a merge against one snapshot."""
 
     tasks: tuple[MergeTask, ...]
-    inserting: tuple[Inserting, ...]
+    inserting: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
     """The live entries of the manifests that may list files of the tasks, by the path of the manifest."""
     manifests: Sequence[ManifestFile]
@@ -97,10 +97,10 @@ def plan_merge(
     manifests = [m for m in manifests_of(head, table.io) if _is_live(m)] if head else []
     if not changes:
         return MergePlan((), (), {}, manifests, {})
-    wanted = _Wanted(table, tuple(changes), key_schema(table, rules.key))
+    wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
     read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_hold(m)}
     groups = _groups(wanted, manifests, read)
-    tasks, inserting, bins = _tasks(groups, parallelism, before.bins if before else {})
+    tasks, inserting, bins = _divide(groups, parallelism, before.bins if before else {})
     return MergePlan(tasks, inserting, read, manifests, bins)
 
 
@@ -118,8 +118,8 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
     names = {column.name for column in table.schema().fields}
     if missing := sorted(set(key) - names):
         raise SchemaIncompatible(
-            f"table {'.'.join(table.name())} is missing {', '.join(missing)}, which the key of its stream names; "
-            "bring the column back, or declare another key"
+            f"table {'.'.join(table.name())} is missing {', '.join(missing)}, which the stream's key names; "
+            "restore the column, or declare another key"
         )
     return table.schema().select(*key)
 
@@ -128,7 +128,7 @@ def _is_live(manifest: ManifestFile) -> bool:
     return manifest.has_added_files() or manifest.has_existing_files()
 
 
-class _Wanted:
+class _ChangeIndex:
     """The groups, key bounds and partition values of a batch's changes, which select the manifests and files to
     read.
     """
@@ -164,18 +164,18 @@ class _Wanted:
 
     def values_of(self, file: DataFile) -> Values | None:
         """Return the group values of a table's file; None for a file of another spec."""
-        return tuple(_plain(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
+        return tuple(_plain_value(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
 
-    def _box(self, files: Iterable[StagedFile]) -> Box:
+    def _box(self, files: Iterable[StagedFile]) -> Bounds:
         return tuple(
-            _range(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files])
+            _bounds_of_files(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files])
             if has_certain_bounds(kind)
             else (None, None)
             for i, kind in self._kinds
         )
 
     def may_hold(self, manifest: ManifestFile) -> bool:
-        """Whether a manifest may list files with the changes' keys, judging by its partition summaries."""
+        """Whether a manifest may list files with the changes' keys, according to its partition summaries."""
         if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
@@ -186,7 +186,7 @@ class _Wanted:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """The values of each decided partition field: whether null is among them, and the other values in order."""
+        """For each decided partition field: whether its values include null, and the other values in order."""
         columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
@@ -218,7 +218,7 @@ class _Wanted:
                 )
         return found
 
-    def overlaps(self, file: DataFile, box: Box) -> bool:
+    def overlaps(self, file: DataFile, box: Bounds) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
         for (field_id, kind), (smallest, greatest) in zip(self._kinds, box, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
@@ -233,7 +233,7 @@ def has_certain_bounds(kind: IcebergType) -> bool:
     return not isinstance(kind, UUIDType)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return a partition value in the form that `from_bytes` returns; Avro has another form for UUIDs."""
     return value.bytes if isinstance(value, UUID) else value
 
@@ -248,7 +248,7 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
     return []
 
 
-def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
+def _bounds_of_files(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
     """Return the minimum and the maximum of several files' bounds; each is None unless the bounds of all files are
     known.
     """
@@ -261,7 +261,7 @@ def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]])
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a test whether a manifest of a spec may list files with these rows.
+    """Return a function that tells whether a manifest of a spec may list files with these rows.
 
     Returns None if columns of the spec no longer exist.
     """
@@ -288,9 +288,9 @@ class _Group:
 
 
 def _groups(
-    wanted: _Wanted, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
+    wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    deletes = _deletes(wanted.table, manifests, read)
+    deletes = _index_deletes(wanted.table, manifests, read)
     found: dict[Values, list[TableFile]] = defaultdict(list)
     apart: list[TableFile] = []
     layouts = PartitionKeys(wanted.table)
@@ -305,7 +305,7 @@ def _groups(
                 continue
             one = _table_file(entry, deletes, layouts)
             (apart if values is None else found[values]).append(one)
-    if apart:  # they may have keys of any group
+    if apart:  # these files may have keys of any group
         files = [*apart, *(file for files in found.values() for file in files)]
         return [_Group((), wanted.changes, files)]
     return [_Group(values, tuple(files), found.get(values, [])) for values, files in wanted.groups.items()]
@@ -318,7 +318,7 @@ class PartitionKeys:
         self._table = table
         self._types: dict[int, list[PrimitiveType]] = {}
 
-    def of(self, file: DataFile) -> PartitionKey:
+    def for_file(self, file: DataFile) -> PartitionKey:
         if file.spec_id not in self._types:
             self._types[file.spec_id] = _partition_types(self._table.metadata.specs()[file.spec_id], self._table)
         return tuple(
@@ -327,7 +327,7 @@ class PartitionKeys:
         )
 
 
-def _deletes(
+def _index_deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
     """Index the position deletes of the partitions whose manifests were read."""
@@ -338,13 +338,13 @@ def _deletes(
             if file.content is DataFileContent.EQUALITY_DELETES:
                 raise SchemaIncompatible(
                     f"table {'.'.join(table.name())} has equality deletes ({file.file_path}), which a stream with "
-                    "mode: upsert does not apply. Compact the table with the engine that wrote them, and let that "
-                    "engine write no more, then start again"
+                    "mode: upsert cannot apply. Compact the table with the engine that wrote them, stop that engine "
+                    "from writing to the table, then start again"
                 )
             if file.file_format is not FileFormat.PARQUET:
                 raise SchemaIncompatible(
                     f"table {'.'.join(table.name())} has deletes in a {file.file_format.value} file "
-                    f"({file.file_path}), which a stream with mode: upsert does not read. Compact the table with the "
+                    f"({file.file_path}), which a stream with mode: upsert cannot read. Compact the table with the "
                     "engine that wrote them, then start again"
                 )
             index.add_delete_file(entry, partition_key=file.partition)
@@ -355,8 +355,8 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
     file = entry.data_file
     if file.file_format is not FileFormat.PARQUET:
         raise SchemaIncompatible(
-            f"{file.file_path} is no Parquet file, and a stream with mode: upsert reads no other. "
-            "Compact the table with the engine that wrote it, then start again"
+            f"{file.file_path} is not a Parquet file, and a stream with mode: upsert can read only Parquet. "
+            "Compact the table with the engine that wrote the file, then start again"
         )
     found = deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition)
     path = file.file_path.encode()
@@ -365,7 +365,7 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
         records=file.record_count,
         bytes=file.file_size_in_bytes,
         spec_id=file.spec_id,
-        partition=keys.of(file),
+        partition=keys.for_file(file),
         deletes=tuple(
             DeleteFile(d.file_path, d.record_count, alone=path_bounds(d) == (path, path))
             for d in sorted(found, key=lambda d: d.file_path)
@@ -377,34 +377,34 @@ def path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
     return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
 
 
-def _tasks(
+def _divide(
     groups: Sequence[_Group], parallelism: int, before: Mapping[Values, int]
-) -> tuple[tuple[MergeTask, ...], tuple[Inserting, ...], dict[Values, int]]:
+) -> tuple[tuple[MergeTask, ...], tuple[InsertTask, ...], dict[Values, int]]:
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
-    pieces = [(g, files) for g in large for files in pieces_of(g.files, share)]
-    bins = _packed(whole, max(1, parallelism - len(pieces)), before)
+    pieces = [(g, files) for g in large for files in split_files(g.files, share)]
+    bins = _assign_bins(whole, max(1, parallelism - len(pieces)), before)
     tasks: list[MergeTask] = []
     for number in sorted(set(bins.values())):
         packed = [g for g in whole if bins[g.values] == number]
         paths = tuple(sorted(path for g in packed for path in g.paths))
-        tasks.append(MergeTask(number, paths, in_order(f for g in packed for f in g.files), inserts=True))
+        tasks.append(MergeTask(number, paths, sort_files(f for g in packed for f in g.files), inserts=True))
     after: dict[Values, list[int]] = defaultdict(list)
     number = 1 + max((task.index for task in tasks), default=-1)
     for group, files in pieces:
         after[group.values].append(number)
-        tasks.append(MergeTask(number, group.paths, in_order(files), inserts=False))
+        tasks.append(MergeTask(number, group.paths, sort_files(files), inserts=False))
         number += 1
-    inserting = tuple(Inserting(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
+    inserting = tuple(InsertTask(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
     return tuple(tasks), inserting, bins
 
 
-def in_order(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
+def sort_files(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
     return tuple(sorted(files, key=lambda f: f.path))
 
 
-def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
+def split_files(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
     """Split a group's files into lists, each with about `share` bytes."""
     count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
     pieces: list[list[TableFile]] = [[] for _ in range(count)]
@@ -416,7 +416,7 @@ def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]
     return pieces
 
 
-def _packed(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
+def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
     """Return the bin (the number of the task) for each group.
 
     A group keeps the bin that it had in the former plan. The other groups go to the emptiest bin, the heaviest group

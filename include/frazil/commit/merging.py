@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 from frazil.commit.late_rows import windows_summary
-from frazil.commit.manifest_writing import metadata_folder, write_without
+from frazil.commit.manifest_writing import metadata_folder, write_with_removals
 from frazil.commit.merge_plan import MergePlan
 from frazil.commit.mode import UPSERTS, MergingMode, merge_rules, merging_mode
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
@@ -31,11 +31,11 @@ from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 
-Run = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
+RunTasks = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 """Runs the tasks of a merge, and returns the tasks' results in the same order."""
 
 
-def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
+def run_in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
     """Run the tasks in this process, one after the other."""
     return [merge(context, task) for task in tasks]
 
@@ -45,12 +45,12 @@ FOLDER = "merged"
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
+class MergeConfig:
     """The rules and the engine for commits that merge."""
 
     rules: Callable[[Table], MergeRules]
     """Returns the stream's merge rules, with the current names of the table's columns."""
-    run: Run = in_process
+    run: RunTasks = run_in_process
     parallelism: Callable[[], int] = lambda: 1
     """Returns the number of tasks that run in parallel."""
     mode: MergingMode = UPSERTS
@@ -60,10 +60,12 @@ class Merging:
         return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
 
 
-def merging_of(spec: StreamSpec, run: Run = in_process, parallelism: Callable[[], int] = lambda: 1) -> Merging | None:
+def merge_config(
+    spec: StreamSpec, run: RunTasks = run_in_process, parallelism: Callable[[], int] = lambda: 1
+) -> MergeConfig | None:
     """Return how a stream's staged files are merged into its tables; None if the files are appended."""
     mode = merging_mode(spec)
-    return None if mode is None else Merging(partial(merge_rules, spec), run, parallelism, mode)
+    return None if mode is None else MergeConfig(partial(merge_rules, spec), run, parallelism, mode)
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class _Attempt:
     """Main's head at the time of the attempt."""
     folder: str
     reported: Mapping[str, str]
-    """What its summary reports."""
+    """The entries for the snapshot's summary."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class MergeWriter:
     stream: str
     changes: tuple[StagedFile, ...]
     """Staged files (at least one) of changes, or of candidates."""
-    merging: Merging
+    merging: MergeConfig
     landed: Callable[[Table], tuple[tuple[str, int], ...]]
     """Returns `MergeRules.landed` for the table."""
     traced: bool = True
@@ -94,7 +96,7 @@ class MergeWriter:
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     """Task results, by the folder of the task's context and by the task."""
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """The folder of merged files, by everything that a result depends on besides its task."""
+    """The folder of merged files, by everything except the task that a result depends on."""
     _plan: MergePlan | None = None
 
     @property
@@ -109,7 +111,7 @@ class MergeWriter:
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
         if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
-            last = self._merged(table, context, head)  # else its answer is unknown: try the same again
+            last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
         return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
@@ -126,27 +128,27 @@ class MergeWriter:
         target = dataclasses.replace(target, folder=self._folders[key])
         return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
 
-    def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
-        self._plan = plan = self._planned(table, context.rules)
+    def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
+        self._plan = plan = self._make_plan(table, context.rules)
         self._run(context, plan.tasks)
         self._run(context, self._inserting(context, plan))
         results = self._results_of(plan, context)
         files = tuple(file for result in results for file in result.files)
-        if files:  # they must outlive a loss of power, as the marker does
+        if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
         if self.merging.mode.adopts:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
-        base = _base_without(gone, plan, table, head, snapshot_id) if gone else None
+        base = _base_with_removals(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
-        reported = self._counted(results, context.rules)
+        reported = self._summary_counts(results, context.rules)
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
         self.attempts.append(attempt)
         return attempt
 
-    def _planned(self, table: Table, rules: MergeRules) -> MergePlan:
+    def _make_plan(self, table: Table, rules: MergeRules) -> MergePlan:
         parallelism = self.merging.parallelism()
         return self.merging.mode.plan(table, self.changes, rules, parallelism=parallelism, before=self._plan)
 
@@ -170,7 +172,7 @@ class MergeWriter:
         tasks = [*plan.tasks, *self._inserting(context, plan)]
         return [self._results[context.target.folder, task] for task in tasks]
 
-    def _counted(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
+    def _summary_counts(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
         counts = sum((result.counts for result in results), Counts())
         windows: Counter[int] = Counter()
         for result in results:
@@ -184,13 +186,13 @@ class MergeWriter:
         needed = {path for attempt in self.attempts if attempt.writer.undecided for path in attempt.files}
         waste = {file.path for result in self._results.values() for file in result.files} - needed
         if waste:
-            waste -= _added_since(min((_first_number(a) for a in self.attempts), default=0), table)
+            waste -= _added_since(min((_first_sequence_number(a) for a in self.attempts), default=0), table)
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
 
 
-def _first_number(attempt: _Attempt) -> int:
+def _first_sequence_number(attempt: _Attempt) -> int:
     return 1 + ((attempt.head.sequence_number or 0) if attempt.head else 0)
 
 
@@ -206,7 +208,7 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
     return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
 
 
-def _base_without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
+def _base_with_removals(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
     """Return the manifests that stay. Manifests with files that leave are rewritten."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
@@ -218,7 +220,7 @@ def _base_without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot 
             stays.append(manifest)
             continue
         path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
-        written.append(write_without(gone, manifest, entries, path=path, table=table, snapshot_id=snapshot_id))
+        written.append(write_with_removals(gone, manifest, entries, path=path, table=table, snapshot_id=snapshot_id))
         stays.append(written[-1])
         left += leaving
     if missing := gone - {file.file_path for file in left}:

@@ -1,4 +1,4 @@
-"""Finds the routed tables that miss rows of the default table, by loading the tables; for readers."""
+"""Finds the routed tables that are missing rows of the default table, by loading the tables; for readers."""
 
 from __future__ import annotations
 
@@ -9,81 +9,79 @@ from collections.abc import Callable, Mapping
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
+from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
 from frazil.commit.backfill_records import chunks, given_up
 from frazil.commit.followers import (
     Behind,
     Followers,
     Gone,
-    behind_of,
     check_routed_not_rolled_back,
     decided_journals,
-    error_sentence,
+    explain_error,
+    make_behind,
     missing_journals,
-    present_marker,
+    require_marker,
 )
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.members import never_had
+from frazil.commit.members import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import all_beside, note_of
+from frazil.commit.waiting_files import all_files_wait, load_note
 from frazil.errors import TableLost
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 
 Remedy = Callable[[Target], "str | None"]
-"""Returns a sentence that says what happened to a table that is missing in the catalog, and what to do; None if
-unknown.
-"""
+"""Returns a sentence that explains why a table is missing in the catalog, and what to do; None if unknown."""
 
 
-def missing_rows(tables: StreamTables, default_marker: Marker, remedy: Remedy = lambda _: None) -> list[Behind]:
-    """Return the routed tables that miss rows, ordered by name. Loads the tables and commits nothing."""
-    return missing_rows_of(tables, default_marker, Followers.of(tables, default_marker).waiting, remedy)
+def tables_behind(tables: StreamTables, default_marker: Marker, remedy: Remedy = lambda _: None) -> list[Behind]:
+    """Return the routed tables that are missing rows, ordered by name. Loads the tables and commits nothing."""
+    return tables_behind_among(tables, default_marker, Followers.load(tables, default_marker).waiting, remedy)
 
 
-def missing_rows_of(
+def tables_behind_among(
     tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], remedy: Remedy
 ) -> list[Behind]:
-    """Return which tables with waiting batches miss rows. Loads these tables in parallel."""
+    """Return which tables with waiting batches are missing rows. Loads these tables in parallel."""
 
     def step(item: tuple[Target, list[Journal]]) -> Behind | None:
-        return _missing_rows(tables, default_marker, *item, remedy)
+        return _check_table(tables, default_marker, *item, remedy)
 
     return [found for found in in_parallel(step, sorted(waiting.items())) if found] if waiting else []
 
 
-def _missing_rows(
+def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: Remedy
 ) -> Behind | None:
-    journals, reason = waiting, "its writer commits them with the next batch, or reports why that fails"
+    journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
     is_well, gone = False, None
     try:
         table = tables.handle(target).refresh()
-        marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+        marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         journals, is_well = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
-        note = note_of(tables, target) if all_beside(tables, waiting, target) else None
-        reason = error_sentence(error, tables.stream, target) if note is None else note.reason
+        note = load_note(tables, target) if all_files_wait(tables, waiting, target) else None
+        reason = explain_error(error, tables.stream, target) if note is None else note.reason
         if isinstance(error, NoSuchTableError):
             gone = Gone.MISSING
             if note is None:
                 reason = remedy(target) or reason
-            journals = [*never_had(tables, target, waiting)]
+            journals = [*journals_never_committed(tables, target, waiting)]
     if not journals:
         return None
     only_last = is_well and [journal.key for journal in journals] == [default_marker.settled]
-    return dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone)
+    return dataclasses.replace(make_behind(target, journals, reason), only_last=only_last, gone=gone)
 
 
-def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
-    """Return the tables without the rows of the last published backfill or replay. Commits nothing.
+def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[Behind]:
+    """Return the tables that are missing rows of the last published backfill or replay. Commits nothing.
 
-    `there` has tables that are loaded already. Costs nothing once the dead-letter table has ended it too: all tables
-    have its rows then.
+    `loaded` has tables that are already loaded. Once the dead-letter table records the end of the backfill too, all
+    tables have its rows, and no table is loaded.
     """
-    backfill = unsettled(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
+    backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
     gone = given_up(tables.journals, backfill.id)
@@ -92,11 +90,11 @@ def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> l
         for target in journal.routed - gone:
             staged[target].append(journal)
     command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"
-    reason = f"the default table has them; `{command}` brings them, or shows why it cannot"
+    reason = f"the default table has these rows; run `{command}` to add them here, or to see why that fails"
     return [
-        dataclasses.replace(behind_of(target, journals, reason), backfill=backfill.id)
+        dataclasses.replace(make_behind(target, journals, reason), backfill=backfill.id)
         for target, journals in sorted(staged.items())
-        if not _has_rows_of(tables, there.get(target), target, backfill)
+        if not _has_rows_of(tables, loaded.get(target), target, backfill)
     ]
 
 
@@ -113,8 +111,8 @@ def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
 
 def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, backfill: BackfillMarker) -> bool:
     try:
-        return has_rows_of((table or tables.handle(target).refresh()).properties, backfill)
-    except Exception:  # as above: what cannot be loaded is not known to have them
+        return has_backfill_rows((table or tables.handle(target).refresh()).properties, backfill)
+    except Exception:  # as above: a table that cannot be loaded counts as missing the rows
         return False
 
 
@@ -123,7 +121,7 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
     tables.
     """
     found = list[Journal]()
-    for target, journals in Followers.of(tables, default_marker).waiting.items():
+    for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:
             found += missing_journals(tables, tables.handle(target).refresh(), journals)
         except NoSuchTableError:
@@ -131,8 +129,10 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
     return min((journal.key for journal in found), default=None)
 
 
-def first_missing(tables: StreamTables, default_marker: Marker, target: Target, marker: Marker) -> BatchKey | None:
-    """Return the first batch whose rows a table misses; None if it misses none.
+def first_missing_batch(
+    tables: StreamTables, default_marker: Marker, target: Target, marker: Marker
+) -> BatchKey | None:
+    """Return the first batch whose rows a table is missing; None if the table has all rows.
 
     Compares the table's `marker` with the default table's marker.
     """

@@ -1,4 +1,4 @@
-"""How a table takes staged records: it appends rows, upserts changes, or drops repeats.
+"""Defines how staged files are committed to a table: rows are appended, changes are upserted, or repeats are dropped.
 
 The content of staged files identifies this mode, so a journal alone shows how its files are committed.
 """
@@ -52,7 +52,7 @@ class MergingMode:
     """Returns the counts that a commit's summary reports."""
 
 
-def _changes(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
+def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
     """Return the layout of change files: unsorted, with bounds of the key columns only, in the table's partitions."""
     schema = change_schema(Schema.model_validate_json(table.schema_json), key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
@@ -69,7 +69,7 @@ def _changes(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
 UPSERTS = MergingMode(
     content="changes",
     declared="mode: upsert",
-    staged=_changes,
+    staged=_change_layout,
     plan=plan_merge,
     adopts=False,
     counted=lambda counts: {
@@ -87,7 +87,7 @@ DEDUPLICATES = MergingMode(
     counted=lambda counts: {REPEATED: str(counts.repeated)},
 )
 """Staged files have rows. The commit drops repeated rows."""
-MERGED: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
+MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
 """The modes that merge, by the content of their staged files.
 
 Files of any other content are added to the table unchanged.
@@ -102,7 +102,7 @@ def merging_mode(spec: StreamSpec) -> MergingMode | None:
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
     """Return the rules for merging the stream's changes, or for finding its repeats, in the table's current schema."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
-    called, envelope = partial(called_now, schema, other_names), envelope_of(spec.source.format)
+    called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
         key=tuple(map(called, spec.dedupe.key if spec.dedupe else spec.key)),
         order_by=None if spec.order_by is None else called(spec.order_by),
@@ -115,6 +115,6 @@ def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
     )
 
 
-def called_now(table: Schema, other_names: Mapping[str, int], name: str) -> str:
+def current_column_name(table: Schema, other_names: Mapping[str, int], name: str) -> str:
     """Return the current name of a declared column, which may have been renamed."""
     return current_name(table, other_names.get(name)) or name

@@ -58,7 +58,7 @@ class TimeField:
     length_us: int
 
     @classmethod
-    def of(cls, spec: PartitionSpec, source_id: int) -> TimeField | None:
+    def find(cls, spec: PartitionSpec, source_id: int) -> TimeField | None:
         for position, field in enumerate(spec.fields):
             if field.source_id == source_id and isinstance(field.transform, HourTransform | DayTransform):
                 grain = Grain.HOUR if isinstance(field.transform, HourTransform) else Grain.DAY
@@ -80,18 +80,18 @@ class _TimeFields:
     fields: dict[int, TimeField]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, column: str) -> _TimeFields:
+    def from_metadata(cls, metadata: TableMetadata, column: str) -> _TimeFields:
         source = metadata.schema().find_field(column).field_id
-        found = {spec_id: TimeField.of(spec, source) for spec_id, spec in metadata.specs().items()}
+        found = {spec_id: TimeField.find(spec, source) for spec_id, spec in metadata.specs().items()}
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
-    def of_file(self, file: StagedFile) -> tuple[int, int] | None:
+    def span_of_file(self, file: StagedFile) -> tuple[int, int] | None:
         """Return the start and length (us) of a file's time partition; None if the file has no time partition."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return self._span(field, None if text is None else base64.b64decode(text))
 
-    def of_manifest(self, manifest: ManifestFile) -> tuple[int, int] | None:
+    def span_of_manifest(self, manifest: ManifestFile) -> tuple[int, int] | None:
         field = self.fields.get(manifest.partition_spec_id)
         summary = manifest.partitions[field.position] if field and manifest.partitions else None
         return self._span(field, summary.lower_bound if summary else None)
@@ -107,8 +107,8 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
-    times = _TimeFields.of(table.metadata, column)
-    spans = [times.of_manifest(manifest) for manifest in head.manifests(table.io)]
+    times = _TimeFields.from_metadata(table.metadata, column)
+    spans = [times.span_of_manifest(manifest) for manifest in head.manifests(table.io)]
     return min((span[0] for span in spans if span), default=None)
 
 
@@ -123,7 +123,9 @@ def check_aligned(
     """
     if align is None:
         return
-    fine = {i for i, f in _TimeFields.of(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
+    fine = {
+        i for i, f in _TimeFields.from_metadata(metadata, align.column).fields.items() if f.length_us <= align.grain.us
+    }
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
             f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
@@ -137,22 +139,24 @@ def check_aligned(
         )
 
 
-def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
+def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
     """Return which files of a batch wait on the open branch, and which waiting files move to main, with this marker."""
     head = head_of(table.metadata, open_branch(marker.stream))
-    times = _TimeFields.of(table.metadata, align.column)
+    times = _TimeFields.from_metadata(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
 
     def waits(span: tuple[int, int] | None) -> bool:
         return span is not None and align.waits(*span, watermark_us=marker.watermark_us, newest_us=newest_us)
 
     manifests = head.manifests(table.io) if head else []
-    stays, leaves = _parted(manifests, lambda m: waits(times.of_manifest(m)))
-    joins, to_main = _parted(files, lambda f: waits(times.of_file(f)))
-    return BranchChange(head, stays, files_of(leaves, table.io), joins, to_main, apart=lambda f: str(times.of_file(f)))
+    stays, leaves = _split(manifests, lambda m: waits(times.span_of_manifest(m)))
+    joins, to_main = _split(files, lambda f: waits(times.span_of_file(f)))
+    return BranchChange(
+        head, stays, files_of(leaves, table.io), joins, to_main, apart=lambda f: str(times.span_of_file(f))
+    )
 
 
-def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
+def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
     """Return the change that moves all waiting files to main."""
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)
@@ -168,7 +172,7 @@ def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, .
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
-def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
     """Split the items into those that `first` accepts and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

@@ -10,16 +10,19 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.commit.merging import merging_of
+from frazil.commit.former_table import check_own_table
+from frazil.commit.journal import JournalStore
+from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
-from frazil.errors import SpecError, TableLost
+from frazil.errors import SpecError
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.lost import lost_dead_letters, lost_table
-from frazil.table.tables import ensure_dead_letters, load_stream_table
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.lost import lost_dead_letters_error
+from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
 """Timeout for the catalog calls of a command. Shorter than that of a writer, because a user waits."""
@@ -45,17 +48,35 @@ class _ReadOnlyDeadLetters(TableHandle):
         try:
             return super().refresh()
         except NoSuchTableError:
-            raise lost_dead_letters(self._spec) from None
+            raise lost_dead_letters_error(self._spec) from None
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
     """Open the stream's tables for changes; creates a missing dead-letter table, but does not evolve the stream's
     table.
 
-    Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog.
+    Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog, or if
+    another table has its name.
     """
-    table = _own_table(spec)
-    return _opened(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
+    return open_named(spec, _load_table(spec))
+
+
+def open_named(spec: StreamSpec, table: Table) -> OpenStream:
+    """Open a stream with the table that has its name now, even if the stream wrote another one."""
+    return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
+
+
+def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
+    """Open the dead-letter table of a stream whose own table is gone; None if it does not exist either."""
+    catalog = open_existing_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(spec.dead_letter_table)
+        except NoSuchTableError:
+            return None
+    handle, retry_policy = TableHandle.from_table(table), RetryPolicy(total_s=RETRY_TIMEOUT_S)
+    journals = JournalStore(handle.store, state_location(table, spec.name))
+    return StreamTables(spec.name, {"dead-letters": handle}, journals, clock.now_ms, retry_policy)
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
@@ -63,34 +84,35 @@ def read_stream(spec: StreamSpec) -> OpenStream:
 
     Raises the same errors as `open_stream`. If the dead-letter table is missing, its first use raises TableLost.
     """
-    table = _own_table(spec)
-    opened = _opened(spec, {"main": table})
+    table = _load_table(spec)
+    opened = _open(spec, {"main": table})
     targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}
     return OpenStream(spec, replace(opened.tables, targets=targets))
 
 
-def _own_table(spec: StreamSpec) -> Table:
+def _load_table(spec: StreamSpec) -> Table:
     table = load_stream_table(spec)
+    check_own_table(spec, table)
     if table is None:
-        if lost := lost_table(spec):
-            raise TableLost(f"stream {spec.name!r}: {lost}")
         raise SpecError(
-            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
-            f"`frazil run {spec.name}` or its DAG"
+            f"table {spec.table.identifier} of stream {spec.name!r} does not exist yet. The first start of the stream "
+            f"creates it: run `frazil run {spec.name}`, or start the stream's DAG"
         )
     return table
 
 
-def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
+def _open(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
     retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_S)
     return OpenStream(
         spec,
-        StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy, merging=merging_of(spec)),
+        StreamTables.open(
+            spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy, merging=merge_config(spec)
+        ),
     )
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaOffsets:
     """Open the stream's source in Kafka. Raises SpecError if a reference cannot be resolved."""
-    # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
+    # By default librdkafka writes every lost connection to stderr; the raised error reports it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     return KafkaOffsets(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

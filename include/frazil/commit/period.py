@@ -28,12 +28,12 @@ class Period:
         return self.from_ms <= at_ms < self.to_ms
 
 
-def period(begin: datetime, end: datetime) -> Period:
+def period_between(begin: datetime, end: datetime) -> Period:
     """Return the period between two times that have time zones."""
     return Period(_ms(begin), _ms(end))
 
 
-def last(length: timedelta, now: datetime) -> Period:
+def last_period(length: timedelta, now: datetime) -> Period:
     """Return the period of this length that ends now; includes commits made at this very millisecond."""
     return Period(_ms(now - length), _ms(now) + 1)
 

@@ -14,9 +14,9 @@ from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.ingest.contract import Rejects
 
 NAME = "frazil.rejected-by"
-PLACES = 3
+MAX_COORDINATES = 3
 MAX_REASONS = 30
-"""Maximum number of error classes; no format has as many."""
+"""Maximum number of error classes; no format has that many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Reason:
     """Coordinates of a few of these dead letters, as `topic[partition]@offset`."""
 
     def __add__(self, other: Reason) -> Reason:
-        return Reason(self.count + other.count, (*self.places, *other.places)[:PLACES])
+        return Reason(self.count + other.count, (*self.places, *other.places)[:MAX_COORDINATES])
 
 
 Reasons = Mapping[str, Reason]
 
 
-def reasons_of(rejects: Rejects) -> Reasons:
-    """Return the counted dead letters by error class, without dead letters that an operator accepted."""
+def count_reasons(rejects: Rejects) -> Reasons:
+    """Return the number of dead letters by error class, without dead letters that an operator accepted."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
     named = sorted(rejects.counts.items(), key=lambda item: -item[1])[:MAX_REASONS]
-    return {name: Reason(count, tuple(places.get(name, ())[:PLACES])) for name, count in named}
+    return {name: Reason(count, tuple(places.get(name, ())[:MAX_COORDINATES])) for name, count in named}
 
 
 def reasons_summary(reasons: Reasons) -> dict[str, str]:
@@ -55,8 +55,8 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
     return {NAME: text}
 
 
-def reasons_in(summary: Mapping[str, str]) -> Reasons:
-    """Parse the entry of `reasons_summary`; returns no reasons for the summary of an earlier version or of another
+def parse_reasons(summary: Mapping[str, str]) -> Reasons:
+    """Parse the entry of `reasons_summary`. Return no reasons for the summary of an earlier version or of another
     program.
     """
     try:

@@ -1,5 +1,5 @@
-"""Plans the search for repeats: which of the table's files may hold rows that a batch repeats, and which task reads
-them.
+"""Plans the search for repeats: selects the table's files that may have rows that a batch repeats, and divides them
+into tasks.
 
 Only rows near the batch in event time are read. Iceberg's scan planning finds the files of these rows, by the table's
 partitions and by the bounds of event time and key. Each task of the first round has some of these files, and all keys
@@ -22,15 +22,15 @@ from pyiceberg.types import PrimitiveType
 
 from frazil.commit.merge_plan import (
     SPLIT_BYTES,
-    Inserting,
+    InsertTask,
     MergePlan,
     PartitionKeys,
     check_format,
     has_certain_bounds,
-    in_order,
     key_schema,
     path_bounds,
-    pieces_of,
+    sort_files,
+    split_files,
 )
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
@@ -41,8 +41,8 @@ from frazil.table.branches import head_of
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. If a batch has more spans, those nearest to each other are joined."""
 SHARE_BYTES = 32 * 2**20
-"""Approximate maximum of bytes that one task of the last round rewrites. Each of these tasks reads the keys of the
-whole batch.
+"""Approximate maximum number of bytes that one task of the last round rewrites. Each of these tasks reads the keys of
+the whole batch.
 """
 
 Span = tuple[int, int]
@@ -63,18 +63,18 @@ def plan_repeats(
     check_format(table, "dedupe")
     key_schema(table, rules.key)
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
-    files = _near(table, staged, rules)
+    files = _files_near(table, staged, rules)
     weight = sum(file.bytes for file in files)
     count = max(1, min(parallelism, len(files), weight // SPLIT_BYTES + 1))
-    pieces = pieces_of(files, weight / count) if count > 1 else [files] if files else []
-    tasks = tuple(MergeTask(n, paths, in_order(piece), inserts=False) for n, piece in enumerate(pieces))
+    pieces = split_files(files, weight / count) if count > 1 else [files] if files else []
+    tasks = tuple(MergeTask(n, paths, sort_files(piece), inserts=False) for n, piece in enumerate(pieces))
     after = tuple(task.index for task in tasks)
-    shares = _shares(staged, max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1)))
-    last = tuple(Inserting(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
+    shares = _divide_staged(staged, max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1)))
+    last = tuple(InsertTask(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
     return MergePlan(tasks, last, {}, (), {})
 
 
-def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
+def _divide_staged(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
     """Divide the files' paths among the tasks of the last round, with about the same bytes for each task."""
     shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
     sizes = [0] * len(shares)
@@ -85,16 +85,16 @@ def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
     return [tuple(sorted(share)) for share in shares]
 
 
-def _near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
+def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
     """Return the table's files that may have a row near one of the batch's rows in event time."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)
     try:
         found = list(table.scan(row_filter=_filter(table, staged, rules)).plan_files())
-    except ValueError as error:  # PyIceberg's words for equality deletes
+    except ValueError as error:  # PyIceberg's error for equality deletes
         raise SchemaIncompatible(
-            f"table {'.'.join(table.name())} has deletes that a stream with dedupe does not apply: {error}. Compact "
+            f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
             "the table with the engine that wrote them, then start again"
         ) from error
     return [_table_file(scanned, layouts) for scanned in found]
@@ -145,15 +145,15 @@ def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
     for one in (file, *scanned.delete_files):
         if one.file_format is not FileFormat.PARQUET or one.content is DataFileContent.EQUALITY_DELETES:
             raise SchemaIncompatible(
-                f"{one.file_path} is no Parquet file of rows or of position deletes, and a stream with dedupe reads no "
-                "other. Compact the table with the engine that wrote it, then start again"
+                f"{one.file_path} is not a Parquet file of rows or of position deletes, and a stream with dedupe can "
+                "read only these. Compact the table with the engine that wrote the file, then start again"
             )
     return TableFile(
         path=file.file_path,
         records=file.record_count,
         bytes=file.file_size_in_bytes,
         spec_id=file.spec_id,
-        partition=layouts.of(file),
+        partition=layouts.for_file(file),
         deletes=tuple(_delete_file(d, file) for d in sorted(scanned.delete_files, key=lambda d: d.file_path)),
     )
 

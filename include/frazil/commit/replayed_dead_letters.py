@@ -1,4 +1,4 @@
-"""The dead letters after a replay: those that became rows are removed, and the others keep their error history."""
+"""Changes dead letters after a replay: removes those that became rows, and extends the error history of the others."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pyarrow.parquet as pq
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.row_changes import DeadLetterOffsets, DeadLetterSource, RowChange, chosen, within
+from frazil.commit.row_changes import DeadLetterOffsets, DeadLetterSource, RowChange, choose_dead_letters, offset_spans
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import TopicPartition
 from frazil.table.file_bounds import COORDINATES
 
 MAX_ERROR_CHARACTERS = 1000
-Place = tuple[str, int, int]
+Coordinates = tuple[str, int, int]
 """Topic, partition and offset."""
 Reason = tuple[str, str]
 """Error class and error text."""
 
 
-def failed_again(table: Table, files: Iterable[StagedFile]) -> dict[Place, Reason]:
+def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, Reason]:
     """Return why dead letters failed again, from the files that the replay staged for these dead letters."""
     columns = [*COORDINATES, "error_class", "error"]
-    found: dict[Place, Reason] = {}
+    found: dict[Coordinates, Reason] = {}
     for file in files:
         with table.io.new_input(file.path).open() as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=columns):
@@ -35,11 +35,11 @@ def failed_again(table: Table, files: Iterable[StagedFile]) -> dict[Place, Reaso
     return found
 
 
-def settled_dead_letters(
+def replayed_change(
     stream: str,
     replayed: Mapping[TopicPartition, BitMap64],
     topic_ids: Mapping[str, str],
-    failed: Mapping[Place, Reason],
+    failed: Mapping[Coordinates, Reason],
 ) -> RowChange:
     """Return the change of a stream's dead letters after a replay.
 
@@ -50,13 +50,13 @@ def settled_dead_letters(
     def replace(rows: pa.Table) -> pa.Table:
         again = [failed.get(place) for place in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
         stays = rows.filter(pa.array([reason is not None for reason in again], pa.bool_()))
-        return _tried(stays, [reason for reason in again if reason is not None])
+        return _add_errors(stays, [reason for reason in again if reason is not None])
 
-    return RowChange(within(dead_letters), chosen(stream, dead_letters), replace)
+    return RowChange(offset_spans(dead_letters), choose_dead_letters(stream, dead_letters), replace)
 
 
 def dead_letters_at(
-    replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Place] = ()
+    replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
     """Return the dead letters at the offsets `replayed` and at the coordinates `failed`.
 
@@ -72,13 +72,13 @@ def dead_letters_at(
     return found
 
 
-def _tried(rows: pa.Table, again: list[Reason]) -> pa.Table:
+def _add_errors(rows: pa.Table, again: list[Reason]) -> pa.Table:
     """Count one more replay of the dead letters, and put each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
         "error_class": [error_class for error_class, _ in again],
-        "error": [_history(now, then) for now, then in zip(again, before, strict=True)],
+        "error": [_error_history(now, then) for now, then in zip(again, before, strict=True)],
     }
     for name, values in columns.items():
         field = rows.schema.field(name)
@@ -86,7 +86,7 @@ def _tried(rows: pa.Table, again: list[Reason]) -> pa.Table:
     return rows
 
 
-def _history(now: Reason, then: Reason) -> str:
+def _error_history(now: Reason, then: Reason) -> str:
     if now == then or then[1].startswith(f"{now[1]}; before, "):
         return then[1]
     return f"{now[1]}; before, {then[0]}: {then[1]}"[:MAX_ERROR_CHARACTERS]

@@ -1,6 +1,4 @@
-"""A reset of a stream's position: the stream's state before the reset, and functions that compute the results of the
-reset.
-"""
+"""Reads a stream's state before a reset, and computes the position and marker after the reset."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from frazil.commit.marker import (
     NO_TRANSACTION,
     Marker,
     first_marker,
-    merged_identity,
-    of_same_topics,
+    keep_same_topics,
+    merge_identities,
     property_name,
     read_marker,
 )
@@ -25,7 +23,7 @@ from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Span, Spans, TopicPartition, merged
+from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
 
 Offsets = Mapping[TopicPartition, int]
 NO_OFFSETS: Offsets = MappingProxyType({})
@@ -127,7 +125,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
     return False
 
 
-def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
+def clamp(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
     """Return the wanted offset for every topic-partition that Kafka has, moved into the range of available offsets.
 
     A topic-partition without a wanted offset, such as a new one, begins at its first offset, as it does for a writer.
@@ -138,12 +136,12 @@ def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
     }
 
 
-def before_cuts(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
+def move_before_truncations(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
     """Return the offsets, moved back where Kafka's logs were truncated before them."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
-def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
+def list_moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
     """Return the effect of a new position on each topic-partition, sorted by topic and partition."""
     return tuple(
         Move(
@@ -158,7 +156,7 @@ def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move
     )
 
 
-def moved(  # noqa: PLR0913 - the state, the target and Kafka
+def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
     """Return the marker after a reset. Its watermark stays, because a watermark never goes back.
@@ -171,48 +169,48 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
     return dataclasses.replace(
         before.owned_by(epoch),
-        offsets={**of_same_topics(before.offsets, before.source, source), **target},
-        source=merged_identity(before.source, source),
-        max_event_times_us=of_same_topics(before.max_event_times_us, before.source, source),
+        offsets={**keep_same_topics(before.offsets, before.source, source), **target},
+        source=merge_identities(before.source, source),
+        max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
         leader_epochs=_kept_leader_epochs(before, target, source),
         transaction=NO_TRANSACTION,
-        rewritten=_rewritten(before, target, source, cut),
-        landed=_landed(before, source, cut),
-        given_up=_given_up(seen, before, target, source),
+        rewritten=_rewritten_spans(before, target, source, cut),
+        landed=_landed_ends(before, source, cut),
+        given_up=_given_up_spans(seen, before, target, source),
     )
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
     """Return the leader epochs of offsets that do not move forward. Skipped records may have later leader epochs."""
-    known = of_same_topics(before.leader_epochs, before.source, source)
+    known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
-def _rewritten(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
+def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
     """Return the offsets that Kafka assigns to a second record if the stream goes back to where a log was truncated."""
-    same = of_same_topics(before.offsets, before.source, source)
+    same = keep_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
-    return _with_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
+    return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
-def _landed(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
+def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
     """Return the ends of the table's records of logs that had other records at the same offsets before."""
-    same, known = (of_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
+    same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
     return {tp: min(ends[tp], cut.get(tp, ends[tp])) for tp in sorted(former)}
 
 
-def _given_up(seen: BeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
+def _given_up_spans(seen: BeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
     """Return the offsets that a rollback removed from the table and that the stream does not read again."""
-    same = of_same_topics(before.offsets, before.source, source)
-    held = of_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
+    same = keep_same_topics(before.offsets, before.source, source)
+    held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
     lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
-    return _with_spans(before.given_up, lost, same)
+    return _add_spans(before.given_up, lost, same)
 
 
-def _with_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
+def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
     """Merge the known spans, of topics that were not recreated, with the new spans that are not empty."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
-    return merged((*kept, *new.items()))
+    return merge_spans((*kept, *new.items()))

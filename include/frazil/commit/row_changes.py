@@ -24,9 +24,9 @@ from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
-from frazil.commit.dead_letter_counts import dead_letter_summary, listed
+from frazil.commit.dead_letter_counts import count_recent, dead_letter_summary
 from frazil.commit.manifest_lists import manifests_of
-from frazil.commit.manifest_writing import metadata_folder, write_without
+from frazil.commit.manifest_writing import metadata_folder, write_with_removals
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile
@@ -52,22 +52,22 @@ Replace = Callable[[pa.Table], pa.Table]
 """Returns the replacement of the chosen rows; returns no rows to remove the chosen rows."""
 
 
-def chosen(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
+def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
     """Return a function that chooses these dead letters, except those that another stream rejected."""
 
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
         of_dead_letters = zip(*(rows[name].to_pylist() for name in DEAD_LETTER_COLUMNS), strict=True)
-        there = [
+        is_chosen = [
             (found := dead_letters.get((topic, partition, topic_id))) is not None and offset in found
             for topic, partition, topic_id, offset in of_dead_letters
         ]
-        mine: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
-        return mine & np.array(there, np.bool_)
+        own: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
+        return own & np.array(is_chosen, np.bool_)
 
     return choose
 
 
-def within(dead_letters: DeadLetterOffsets) -> Within:
+def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
     """Return offset spans that contain the dead letters, one span for each topic-partition."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
@@ -185,8 +185,8 @@ class _FileRewrite:
             self.chosen += int(chosen.sum())
             stays, goes = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
             comes = self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)
-            self.dead_letters.update(listed(comes, now_ms=self.now_ms))
-            self.dead_letters.subtract(listed(goes, now_ms=self.now_ms))
+            self.dead_letters.update(count_recent(comes, now_ms=self.now_ms))
+            self.dead_letters.subtract(count_recent(goes, now_ms=self.now_ms))
             for part in (stays, comes):
                 if part.num_rows:
                     writer.add(part.select(schema.names).cast(schema))
@@ -215,7 +215,7 @@ class _FileRewrite:
             if any(entry.data_file.file_path in self.replaced for entry in entries):
                 path = f"{metadata_folder(self.table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
                 written.append(
-                    write_without(
+                    write_with_removals(
                         self.replaced, manifest, entries, path=path, table=self.table, snapshot_id=snapshot_id
                     )
                 )

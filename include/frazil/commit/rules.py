@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.marker import Fate, Marker, of_same_topics, open_branch
+from frazil.commit.marker import Fate, Marker, keep_same_topics, open_branch
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -26,21 +26,22 @@ from frazil.table.branches import MAIN
 class Continuity(Enum):
     """Whether a batch continues the marker."""
 
-    COMMIT = "it starts where the marker stands"
-    COMMITTED = "it is in the table already"
-    STALE = "it starts elsewhere than the marker stands"
+    COMMIT = "the batch starts at the marker's offsets"
+    COMMITTED = "the batch is already in the table"
+    STALE = "the batch does not start at the marker's offsets"
 
 
 def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
     """Check that this writer owns the stream: the stream's marker has the writer's epoch."""
     if marker is None:
         raise Fenced(
-            f"stream {stream!r} was forgotten while its writer of epoch {epoch} ran; start it again if it should run"
+            f"stream {stream!r} was forgotten while its writer (epoch {epoch}) was running; start the stream again if "
+            "it should run"
         )
     if marker.at.epoch != epoch:
         raise Fenced(
-            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}: by a "
-            f"reset, or by another writer; see `frazil status {stream}`"
+            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}, which a "
+            f"reset or another writer began; see `frazil status {stream}`"
         )
     return marker
 
@@ -67,27 +68,27 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
             return
         current = snapshots[current.parent_snapshot_id]
     raise RolledBack(
-        f"table {table} was rolled back behind stream {marker.stream!r}, or replaced: its last commit was snapshot "
-        f"{marker.snapshot_id} (sequence number {marker.sequence_number}), which is no longer in branch {MAIN!r}. "
-        f"`frazil reset {marker.stream} --to table` re-reads what the rollback removed; "
-        f"`frazil reset {marker.stream} --to marker` accepts its absence"
+        f"table {table} was replaced, or rolled back to before the last commit of stream {marker.stream!r}: snapshot "
+        f"{marker.snapshot_id} (sequence number {marker.sequence_number}) is no longer in branch {MAIN!r}. "
+        f"`frazil reset {marker.stream} --to table` reads the removed records again; "
+        f"`frazil reset {marker.stream} --to marker` accepts the loss"
     )
 
 
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
-    """Whether a snapshot without a parent replaced a table that had files by an empty one (`CREATE OR REPLACE TABLE`).
+    """Whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`).
 
-    That is certain if main's previous snapshot still exists, so that no expiry removed the parent, and the snapshot's
+    Two facts prove it: main's previous snapshot still exists, so no expiry removed the parent, and the snapshot's
     summary counts only its own files.
     """
     if first.parent_snapshot_id is not None:
         return False
-    before = _of_main_before(first, metadata, marker)
+    before = _previous_main_snapshot(first, metadata, marker)
     files, added, deleted = (_count(first, f"{what}-data-files") for what in ("total", "added", "deleted"))
     return before is not None and _count(before, "total-data-files") > 0 and files == added and not deleted
 
 
-def _of_main_before(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
+def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
     """Return the snapshot of main right before `first`; None if that snapshot may have expired.
 
     Java's Iceberg clears main's snapshot log when it replaces a table. Main's snapshots are then those that no other
@@ -118,28 +119,29 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
     found = ref.snapshot_id if ref else None
     if found != marker.open_snapshot_id:
         raise RolledBack(
-            f"stream {marker.stream!r} left branch {name!r} of table {table} at snapshot {marker.open_snapshot_id}, "
-            f"with its rows of open windows, and finds it at {found}: another engine or user moved or dropped it. "
-            f"`frazil reset {marker.stream} --to marker` puts it back while that snapshot is kept, and else goes on "
-            f"without its rows; a position before them (`--to offsets`, `--to timestamp`) re-reads them"
+            f"branch {name!r} of table {table}, which has the rows of open windows of stream {marker.stream!r}, should "
+            f"be at snapshot {marker.open_snapshot_id} but is at {found}: another engine or user moved or dropped it. "
+            f"`frazil reset {marker.stream} --to marker` restores the branch if that snapshot still exists; otherwise "
+            "the stream continues without these rows. To read the rows again, reset to a position before them "
+            "(`--to offsets` or `--to timestamp`)"
         )
 
 
-def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: str) -> None:
+def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
     """Check that the offsets belong to these topics. Topics that the marker does not have may be new."""
-    if known.cluster_id != found.cluster_id:
+    if known.cluster_id != current.cluster_id:
         raise TopicRecreated(
-            f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
-            f"leads to {found.cluster_id}: its offsets mean nothing there. Put the address back, or run "
-            f"`frazil reset {stream} --to marker` to read this cluster's topics from their beginning"
+            f"stream {stream!r} has offsets of Kafka cluster {known.cluster_id}, but source.bootstrap-servers now "
+            f"leads to cluster {current.cluster_id}, where these offsets are not valid. Restore the address, or run "
+            f"`frazil reset {stream} --to marker` to read the new cluster's topics from their beginning"
         )
     for topic, topic_id in known.topic_ids.items():
-        now = found.topic_ids.get(topic, topic_id)
+        now = current.topic_ids.get(topic, topic_id)
         if now != topic_id:
             raise TopicRecreated(
-                f"topic {topic!r} of stream {stream!r} was deleted and made again (id {topic_id} became {now}): the "
-                f"marker's offsets belong to the old one. Run `frazil reset {stream} --to marker`: it reads the new "
-                "topic from its beginning, and goes on with the others where they stand"
+                f"topic {topic!r} of stream {stream!r} was deleted and recreated (id {topic_id} became {now}), so the "
+                f"marker's offsets belong to the old topic. Run `frazil reset {stream} --to marker` to read the new "
+                "topic from its beginning; other topics continue at their positions"
             )
 
 
@@ -175,7 +177,7 @@ def dead_letter_continuity(marker: Marker, journal: Journal) -> Continuity:
             if journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
             else Continuity.STALE
         )
-    offsets = of_same_topics(marker.offsets, marker.source, journal.source)
+    offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
     return Continuity.COMMIT if fits else Continuity.STALE
 

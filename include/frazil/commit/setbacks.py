@@ -1,4 +1,4 @@
-"""Decides why a round of a compare-and-swap failed, and whether another round can succeed."""
+"""Determines why a round of a compare-and-swap failed, and whether another round can succeed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""Number of refusals of the same metadata, within seconds, after which a swap ends.
+"""Maximum number of refusals of the same metadata, after which a swap ends. They take a few seconds.
 
 A gateway may fail for a moment. A lost race that the catalog reports as a refusal (sequence number too old) changes the
 metadata, so it starts a new count.
 """
 MAX_FAILURES = 20
-"""Number of failures to prepare a commit on the same metadata, within a minute, after which a swap ends.
+"""Maximum number of failures to prepare a commit on the same metadata, after which a swap ends. They take a minute.
 
 A storage that returns garbage may recover in that time.
 """
@@ -48,7 +48,7 @@ _FAILED = {
     "prepare": "a commit to {} cannot be prepared",
     "commit": "the outcome of a commit to {} is unknown",
 }
-"""What the next round must find out, by the step that failed."""
+"""The message about a failed round, by the step that failed."""
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED = 5
@@ -56,7 +56,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class TablesNamed:
+class TableNames:
     """The tables of one commit, formatted for sentences."""
 
     identifiers: tuple[str, ...]
@@ -71,19 +71,20 @@ class TablesNamed:
         return f"{'table' if len(self.identifiers) == 1 else 'tables'} {self}"
 
     @property
-    def verb(self) -> str:
-        return "does" if len(self.identifiers) == 1 else "do"
+    def exist(self) -> str:
+        """The verb "exist", in the number of the tables."""
+        return "exists" if len(self.identifiers) == 1 else "exist"
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often a catalog refused a change of the same metadata, or how often it could not be prepared."""
+    """Counts how often the catalog refused a change of the same metadata, or the change could not be prepared."""
 
-    of: TablesNamed
+    names: TableNames
     count: int = 0
     seen: tuple[str, ...] = ()
 
-    def met(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
+    def count_error(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
         """Count a refusal or a fault; raises `CommitRefused` when the maximum is reached. Ignores other errors."""
         fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
         if not tables or not (fault or _is_refusal(error)):
@@ -93,12 +94,12 @@ class Refusals:
         self.seen = seen
         if self.count < (MAX_FAILURES if fault else MAX_REFUSALS):
             return
-        what = f"the catalog refuses to change {self.of.tables}: {error}"
-        remedy = "Fix what it says, then start again"
+        what = f"the catalog refuses to change {self.names.tables}: {error}"
+        remedy = "Fix the cause, then start again"
         if fault:
-            said = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
-            what = f"a commit to {self.of.tables} cannot be prepared: {said}. It failed {self.count} times alike"
-            remedy = "Report this with the log; a start tries again"
+            text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
+            what = f"a commit to {self.names.tables} cannot be prepared: {text} (the same error {self.count} times)"
+            remedy = "Report this with the log; the next start tries again"
         raise CommitRefused(f"{what}. The staged files and the journal are kept. {remedy}") from error
 
 
@@ -126,34 +127,34 @@ class Setback:
 
     level: int
     now: str
-    at_last: str
+    final: str
 
 
-def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) -> Setback:
+def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
     """Return the setback of a round. Raises errors that another round would not fix."""
-    said = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
+    text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
             return Setback(
                 logging.INFO,
-                f"commit to {of} lost a race ({said}): trying again",
-                f"committing to {of.tables} lost every race for {total_s:.0f} s: "
-                "something commits to it without pause. The staged files and the journal are kept",
+                f"commit to {tables} lost a race ({text}): trying again",
+                f"commits to {tables.tables} lost every race for {total_s:.0f} s: other writers commit there without a "
+                "pause. The staged files and the journal are kept",
             )
         case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not has_expired(error):
-                raise AccessDenied(f"committing to {of.tables} is not permitted: {error}") from error
+                raise AccessDenied(f"frazil is not permitted to commit to {tables.tables}: {error}") from error
             return Setback(
                 logging.WARNING,
-                f"the credentials for {of.tables} have expired: loading it for newer ones",
-                f"the credentials for {of.tables} have expired: {error}",
+                f"the credentials for {tables.tables} have expired: loading new credentials",
+                f"the credentials for {tables.tables} have expired: {error}",
             )
         case NoSuchTableError():
-            raise CommitUnavailable(f"{of.tables} {of.verb} no longer exist: {error}") from error
+            raise CommitUnavailable(f"{tables.tables} no longer {tables.exist}: {error}") from error
     return Setback(
         logging.WARNING,
-        f"{_FAILED[step].format(of.tables if step == 'load' else of)} ({said}): looking again",
-        f"committing to {of.tables} failed for {total_s:.0f} s; the last error was {said}. "
+        f"{_FAILED[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",
+        f"commits to {tables.tables} failed for {total_s:.0f} s; the last error was {text}. "
         "The staged files and the journal are kept",
     )
 
@@ -162,7 +163,7 @@ def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) ->
 class Outage:
     """Consecutive failed rounds, except lost races. The first failure and the recovery are logged as warnings."""
 
-    of: TablesNamed
+    names: TableNames
     clock: Callable[[], float]
     since: float | None = None
 
@@ -176,4 +177,4 @@ class Outage:
     def over(self) -> None:
         """Record that a round succeeded."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
-            log.warning("%s can be committed to again, after %.0f s", self.of.tables, lasted_s)
+            log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

@@ -1,9 +1,9 @@
 """Settles the journals of earlier epochs: commits each journal that continues the marker, or discards it with its
 files.
 
-Runs only after the take-over has landed in both tables, when no earlier epoch can commit any longer. A paused writer of
-an earlier epoch may still stage files and write its journal, which a later epoch would commit. `frazil.commit.sweep`
-therefore deletes none of these files.
+Runs only after the new epoch is committed to the default table and the dead-letter table; from then on no earlier epoch
+can commit. A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch
+would commit. `frazil.commit.sweep` therefore deletes none of these files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marked_update import append
+from frazil.commit.marked_update import commit_marker
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
@@ -45,8 +45,8 @@ class Settled:
             for word, keys in (("committed", [j.key for j in self.committed]), ("discarded", self.discarded))
             if keys
         ]
-        swept = [f"{counted(self.deleted_files, 'file')} orphaned deleted"] if self.deleted_files else []
-        return "; ".join([*parts, *swept]) or "earlier epochs left nothing"
+        swept = [f"{counted(self.deleted_files, 'orphaned file')} deleted"] if self.deleted_files else []
+        return "; ".join([*parts, *swept]) or "nothing to settle"
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
@@ -59,7 +59,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
     keys = tables.journals.keys()
-    for journal in _waiting(tables, marker, keys):
+    for journal in _waiting_journals(tables, marker, keys):
         try:
             _commit_waiting(committer, journal, tables)
         except (StaleBatch, TopicRecreated) as reason:
@@ -76,24 +76,24 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 
 
 def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
-    """Commit only the next batch number, as proof that no later epoch has begun.
+    """Commit an empty change of the batch number, which fails if a later epoch has begun.
 
-    A later epoch that read a journal before it was voided here may still commit the journal. Loading the table would
-    reveal that epoch too, except with a caching catalog. Raises the same errors as `Committer.commit`.
+    A later epoch may have read a journal before this writer discarded it, and may still commit that journal. A caching
+    catalog could hide the later epoch from a plain reload. Raises the same errors as `Committer.commit`.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
         marker = check_fence(found, stream=tables.stream, epoch=epoch)
         return dataclasses.replace(marker, at=BatchKey(epoch, marker.at.batch + 1))
 
-    append(tables, tables.main, decide, summary={"frazil.operation": "settle"})
+    commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
 
 
-def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
+def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
     """Yield uncommitted journals of earlier epochs, except journals from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
+        if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
             yield journal
 
 
@@ -103,7 +103,7 @@ def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables
     """
     _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:
-        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
+        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is before the marker")
 
 
 def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
@@ -114,20 +114,19 @@ def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
-    there = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
-    missing = wanted - {bare_path(found.path) for found in there}
+    existing = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
+    missing = wanted - {bare_path(found.path) for found in existing}
     if missing:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {sorted(missing)}")
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 without a
-    trace.
+    """Return the highest epoch in the stream's files, journals, markers, notes and history; 0 if none has an epoch.
 
     Epochs are never used twice, not even after the stream was forgotten.
     """
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
-    # An epoch is in the marker before it journals, so journals tell more only if there is no marker.
+    # An epoch is in the marker before it writes journals, so journals matter only if the marker does not exist.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
     for target, handle in tables.targets.items():
         table = handle.current()

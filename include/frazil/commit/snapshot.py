@@ -75,7 +75,7 @@ class Base:
     """
 
     stays: Sequence[ManifestFile]
-    left: Sequence[DataFile]
+    removed_files: Sequence[DataFile]
     summary: Summary | None
     """The summary of the previous snapshot, before these files left."""
     written: Sequence[ManifestFile] = ()
@@ -121,7 +121,7 @@ class SnapshotWriter:
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        base = self.base or Base(_live(parent, table), (), parent.summary if parent else None)
+        base = self.base or Base(_live_manifests(parent, table), (), parent.summary if parent else None)
         number = metadata.next_sequence_number() + self.ahead
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
@@ -210,13 +210,13 @@ class SnapshotWriter:
 
         for _, group in itertools.groupby(sorted(self.files, key=key), key=key):
             files = list(group)
-            layout = Layout.of_staged(files[0], metadata)
+            layout = Layout.for_staged_file(files[0], metadata)
             yield layout, [data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
         for spec_id, moved in itertools.groupby(sorted(self.moved, key=_spec_id), key=_spec_id):
-            yield Layout.of_spec(metadata.specs()[spec_id], metadata), list(moved)
+            yield Layout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
-def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
+def _live_manifests(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
     """Return the parent's manifests that list live files; readers would open the other manifests needlessly."""
     manifests = manifests_of(parent, table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
@@ -246,7 +246,7 @@ def _write_list(
         sequence_number=snapshot.sequence_number or 0,
         compression=avro_codec(table.metadata),
     ) as writer:
-        add_manifests(writer, manifests, of=snapshot, parent=parent)
+        add_manifests(writer, manifests, snapshot=snapshot, parent=parent)
 
 
 _CONTENT: Mapping[Content, DataFileContent] = {
@@ -261,7 +261,7 @@ def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataF
     Raises ValueError for a file of changes, because such a file never belongs to a table.
     """
     if file.content not in _CONTENT:
-        raise ValueError(f"{file.path} holds {file.content}, which are no table's rows")
+        raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
     types = [field.field_type for field in spec.partition_type(schema).fields]
     values = [
         None if text is None else from_bytes(_primitive(kind), base64.b64decode(text))
@@ -291,7 +291,7 @@ def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataF
 
 def _primitive(kind: object) -> PrimitiveType:
     if not isinstance(kind, PrimitiveType):
-        raise TypeError(f"a partition value of type {kind} cannot be")
+        raise TypeError(f"a partition value cannot have type {kind}")
     return kind
 
 
@@ -315,13 +315,13 @@ def _summary(
         partitions.add((file.spec_id, file.partition))
     for added in moved:
         metrics.add_file(added)
-    for removed in base.left:
+    for removed in base.removed_files:
         metrics.remove_file(removed)
-    partitions |= {(f.spec_id, str(f.partition)) for f in (*moved, *base.left)}
+    partitions |= {(f.spec_id, str(f.partition)) for f in (*moved, *base.removed_files)}
     counts = metrics.to_dict()
     if partitions:
         counts["changed-partition-count"] = str(len(partitions))
-    overwrites = base.left or metrics.added_delete_files
+    overwrites = base.removed_files or metrics.added_delete_files
     operation = Operation.OVERWRITE if overwrites else Operation.APPEND
     return update_snapshot_summaries(Summary(operation=operation, **counts, **extra), base.summary)
 

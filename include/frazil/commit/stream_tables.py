@@ -9,12 +9,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import BatchKey, Marker, landed_ends, read_marker
-from frazil.commit.merging import Merging
+from frazil.commit.marker import BatchKey, Marker, OwnTable, landed_ends, read_marker
+from frazil.commit.merging import MergeConfig
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.open_windows import Alignment
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
@@ -36,13 +36,13 @@ class StreamTables:
     """
     at_once: CommitTables | None = None
     """Commits to all tables of a batch in one step; None if the tables are committed one after the other."""
-    merging: Merging | None = None
+    merging: MergeConfig | None = None
     """How changes are merged into main. None if each record is a row, and for readers."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
     """The routed tables that this process has used, by target."""
 
     @classmethod
-    def of(  # noqa: PLR0913 - all that the tables of a stream are used with
+    def open(  # noqa: PLR0913 - all that the tables of a stream are used with
         cls,
         stream: str,
         targets: Mapping[Target, Table],
@@ -51,16 +51,16 @@ class StreamTables:
         retry_policy: RetryPolicy | None = None,
         align: Alignment | None = None,
         atomic: bool = False,
-        merging: Merging | None = None,
+        merging: MergeConfig | None = None,
     ) -> StreamTables:
         """Return the stream's tables, with the journals next to the main table, in the main table's storage.
 
         Raises SpecError for a location whose storage is not supported, and for `atomic` if the catalog cannot commit to
         several tables at once.
         """
-        main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
+        main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
-        at_once = commit_tables_of(main.catalog) if atomic else None
+        at_once = find_commit_tables(main.catalog) if atomic else None
         return cls(stream, handles, journals, clock_ms, retry_policy or RetryPolicy(), align, at_once, merging)
 
     @property
@@ -70,6 +70,11 @@ class StreamTables:
     @property
     def dead_letters(self) -> TableHandle:
         return self.targets["dead-letters"]
+
+    def own_table(self) -> OwnTable:
+        """Return what the dead-letter table records of the main table."""
+        table = self.main.current()
+        return OwnTable(self.main.identifier, table.location(), str(table.metadata.table_uuid))
 
     @property
     def store(self) -> ObjectStore:
@@ -84,7 +89,7 @@ class StreamTables:
         """Return the handle of a target's table, even if the table is no longer in the route."""
         if not is_routed(target):
             return self.targets[target]
-        return self.routed.setdefault(target, self.main.beside(target))
+        return self.routed.setdefault(target, self.main.sibling(target))
 
     @property
     def all(self) -> dict[Target, TableHandle]:
@@ -113,6 +118,6 @@ class StreamTables:
         ends = landed_ends(own, main) if own and main else {}
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 
-    def marker_seen_by(self, catalog: Catalog) -> Marker | None:
+    def load_marker_with(self, catalog: Catalog) -> Marker | None:
         """Load the marker with another client of the catalog, for a thread other than the one that commits."""
-        return read_marker(self.main.seen_by(catalog).metadata.properties, self.stream)
+        return read_marker(self.main.load_with(catalog).metadata.properties, self.stream)

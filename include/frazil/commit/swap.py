@@ -6,7 +6,7 @@ Callers propose a change of the metadata that they receive. Only this module dec
   still changes, because the refusal may have been about the older metadata. A refusal of unchanged metadata ends the
   swap.
 - After any other failure, the outcome is unknown, because a commit may land after it was reported as failed. The next
-  round loads the table, and ends if one of the attempts is in the table. If that attempt has been overtaken, the round
+  round loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round
   proposes again.
 - When the swap ends, files of attempts that did not land are deleted if the final metadata proves that no attempt will
   ever need these files. Other files stay until orphan removal deletes them.
@@ -27,7 +27,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
-from frazil.commit.setbacks import Outage, Refusals, Step, TablesNamed, setback_of
+from frazil.commit.setbacks import Outage, Refusals, Step, TableNames, classify_error
 from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
@@ -47,9 +47,9 @@ MAX_RETRY_AFTER_S = 60.0
 class TableHandle:
     """One table of a catalog, with the metadata that was last loaded or committed.
 
-    The metadata is kept between commits. A commit that was overtaken fails on the snapshot that it asserts, and only
-    then is the table loaded again. That halves the time of a commit on a table with a long history. The metadata never
-    goes back, although a caching catalog may return an older state than this process has seen.
+    The metadata is kept between commits. If another commit came first, a commit fails on the snapshot that it asserts,
+    and only then is the table loaded again. That halves the time of a commit on a table with a long history. The handle
+    never goes back to older metadata, although a caching catalog may return an older state.
     """
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
@@ -62,13 +62,13 @@ class TableHandle:
         self._store: ObjectStore | None = None
 
     @classmethod
-    def of(cls, table: Table) -> TableHandle:
+    def from_table(cls, table: Table) -> TableHandle:
         """Return a handle for a loaded table. The first use of the handle loads the metadata again."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
 
-    def beside(self, identifier: str) -> TableHandle:
+    def sibling(self, identifier: str) -> TableHandle:
         """Return a handle for another table of the same catalog."""
         return TableHandle(self._catalog, identifier)
 
@@ -87,14 +87,14 @@ class TableHandle:
     def store(self) -> ObjectStore:
         """The storage of the table's own files. Raises SpecError for a location whose storage is not supported."""
         if self._store is None:
-            # By way of the handle, so that the store has the credentials of the newest load.
+            # The properties come from the handle, so that the store has the credentials of the newest load.
             location = (self._loaded or self.refresh()).location()
             self._store = open_store(location, self.io_properties, renew=self._renew)
         return self._store
 
     def _renew(self) -> None:
         """Load the table to get newer credentials."""
-        log.info("the credentials for table %s have expired: loading it for newer ones", self.identifier)
+        log.info("the credentials for table %s have expired: loading new credentials", self.identifier)
         with catalog_errors(self.catalog_name):
             self.refresh()
 
@@ -114,7 +114,7 @@ class TableHandle:
         self._newest = self._table = self._newer(self._loaded)
         return self._table
 
-    def seen_by(self, catalog: Catalog) -> Table:
+    def load_with(self, catalog: Catalog) -> Table:
         """Return the table as another client loads it now, or the known state if that is newer. Does not change the
         handle.
         """
@@ -127,10 +127,10 @@ class TableHandle:
             return found
         if found.metadata.next_sequence_number() >= known.metadata.next_sequence_number():
             return found
-        log.warning("the catalog returned an older state of table %s than is known", self.identifier)
+        log.warning("ignored an older state of table %s that the catalog returned", self.identifier)
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
-    def know(self, table: Table) -> None:
+    def set_current(self, table: Table) -> None:
         """Set the table, which was just loaded, as the current state."""
         self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
         self._newest = self._table = self._newer(table)
@@ -170,12 +170,12 @@ class Change(Generic[T]):
     proof: tuple[str, str] | None = None
     """A property and its value that only this change writes.
 
-    The property proves better than the snapshot that the change landed: the snapshot may have expired, or another
-    commit may have overtaken it.
+    The property is a better proof than the snapshot, which may have expired, or may have been replaced by a later
+    commit.
     """
 
-    def stands_in(self, table: Table) -> bool:
-        """Whether this change landed and is the latest, judging by its `proof` or, without a proof, by its snapshot."""
+    def landed_in(self, table: Table) -> bool:
+        """Whether this change landed and is the latest, according to its `proof`; without a proof, to its snapshot."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -242,17 +242,15 @@ def commit_snapshots(
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
-    """Delete unused files as far as possible. A failure only costs storage, and must not hide the result of the
-    swap.
-    """
+    """Delete unused files. Log a failure, which only costs storage and must not hide the result of the swap."""
     for files in [found for found in written if found.undecided]:
         try:
             # The handle forgot the table before each attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
         except NoSuchTableError:
-            log.info("table %s is gone, and its folder keeps what a commit to it left unused", handle.identifier)
+            log.info("table %s no longer exists; unused files of a commit stay in its folder", handle.identifier)
         except Exception as error:
-            log.warning("unused files of a commit to %s were left behind: %r", handle.identifier, error)
+            log.warning("cannot delete unused files of a commit to %s: %r", handle.identifier, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +262,7 @@ class RetryPolicy:
     max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns early, with a true value, if the caller is asked to end."""
+    """Waits for a number of seconds. Returns early, with a true value, if the writer is asked to end."""
     report: Callable[[str], None] = lambda _: None
     """Receives a sentence for each failed round, except for lost races."""
 
@@ -283,8 +281,8 @@ class _Attempt(Generic[T]):
     changes: Mapping[int, Change[T]]
     result: T
 
-    def stands_in(self, tables: Sequence[Table]) -> bool:
-        return all(change.stands_in(tables[place]) for place, change in self.changes.items())
+    def landed_in(self, tables: Sequence[Table]) -> bool:
+        return all(change.landed_in(tables[place]) for place, change in self.changes.items())
 
 
 class _Rounds(Generic[T]):
@@ -308,7 +306,7 @@ class _Rounds(Generic[T]):
         self.step = "load"
         self.tables = tables = in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
-        landed = next((attempt for attempt in self._tried if attempt.stands_in(tables)), None)
+        landed = next((attempt for attempt in self._tried if attempt.landed_in(tables)), None)
         if landed is not None:
             return landed.result
         both = list(zip(self._commits, tables, strict=True))
@@ -327,7 +325,7 @@ class _Rounds(Generic[T]):
     def outdated(self) -> bool:
         """Whether a table has changed since the last round loaded it; False if the table cannot be loaded."""
         self.forget()
-        with suppress(Exception):  # whatever a catalog raises: what ended the round tells more
+        with suppress(Exception):  # catalogs' clients raise anything; the error that ended the round matters more
             found = in_parallel(lambda commit: commit.handle.current(), self._commits)
             return any(
                 new.metadata_location != old.metadata_location for new, old in zip(found, self.tables, strict=False)
@@ -369,8 +367,8 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)
-    of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
-    refusals, outage = Refusals(of), Outage(of, retry_policy.clock)
+    names = TableNames(tuple(commit.handle.identifier for commit in commits))
+    refusals, outage = Refusals(names), Outage(names, retry_policy.clock)
     while True:
         try:
             result = rounds.run()
@@ -379,12 +377,12 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
                 raise
             checked_again = True
             continue
-        except Exception as error:  # anything else is an unknown outcome, which the next round finds out
-            refusals.met(error, rounds.step, rounds.tables)
-            setback = setback_of(error, rounds.step, of, retry_policy.total_s)
+        except Exception as error:  # after any other error the outcome is unknown; the next round determines it
+            refusals.count_error(error, rounds.step, rounds.tables)
+            setback = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
-                raise CommitUnavailable(setback.at_last) from error
+                raise CommitUnavailable(setback.final) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
             if setback.level >= logging.WARNING:
@@ -395,7 +393,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
         rounds.forget()
         if retry_policy.wait(wait_s):
             raise CommitUnavailable(
-                f"{setback.now}. That was not done, because the writer was asked to end; the next start decides what "
-                "became of the commit"
+                f"{setback.now}. The retry was skipped because the writer was asked to end; the next start determines "
+                "the outcome of the commit"
             )
         attempt += 1

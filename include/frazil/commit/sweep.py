@@ -1,8 +1,8 @@
 """Deletes staged files that will never become part of a table, because their batch was closed, or a later batch
 committed.
 
-A paused writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So a
-batch's files are deleted only once the batch's key is closed (`JournalStore.void`), or a later batch is committed.
+A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
+a batch's files are deleted only once the batch's key is closed (`JournalStore.void`), or a later batch is committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.journal import Journal, Unusable, later_journals
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
 from frazil.errors import words_of
@@ -55,26 +55,26 @@ def sweep(
     if marker is None:
         return 0
     view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
-    _drop_dead_journals(view, below_epoch)
-    # What becomes of a routed table's file is reported by the default table and the journals alone.
-    return sum(_sweep_table(view, side, below_epoch) for side in _sides(tables))
+    _delete_dead_journals(view, below_epoch)
+    # Whether a routed table's file is needed depends only on the default table and the journals.
+    return sum(_sweep_table(view, side, below_epoch) for side in _swept_tables(tables))
 
 
-def _sides(tables: StreamTables) -> Iterator[_SweptTable]:
+def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
     """Yield all known tables, except routed tables that cannot be loaded."""
     for target, handle in tables.all.items():
         if not is_routed(target):
             yield _SweptTable(target, handle.refresh(), tables.stream)
-        elif table := _loaded(target, handle):
+        elif table := _try_load(target, handle):
             yield _SweptTable(target, table, tables.stream)
 
 
-def _loaded(target: Target, handle: TableHandle) -> Table | None:
+def _try_load(target: Target, handle: TableHandle) -> Table | None:
     """Return a routed table as last loaded; None if the table was never loaded and cannot be loaded now."""
     try:
         return handle.current()
-    except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
-        log.info("the folders of table %s are left to the next start: %s", target, words_of(error))
+    except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
+        log.info("cannot clean up the folders of table %s, the next start retries: %s", target, words_of(error))
         return None
 
 
@@ -93,24 +93,26 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
             log.warning(
-                "table %s of the route is not in the catalog: it was dropped or renamed, and what failed batches left "
-                "of it stays. `frazil route %s` shows the remedy",
+                "routed table %s is not in the catalog: it was dropped or renamed. Files of failed batches stay in its "
+                "folder. `frazil route %s` shows what to do",
                 target,
                 tables.stream,
             )
             return 0
-        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
-            log.warning("what failed batches left of table %s stays until the next start: %s", target, words_of(error))
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
+            log.warning(
+                "cannot delete files of failed batches of table %s, the next start retries: %s", target, words_of(error)
+            )
             return 0
 
     return sum(in_parallel(swept, sorted(tables.routed)))
 
 
-def _sweep_table(view: _SweepState, side: _SweptTable, below_epoch: int) -> int:
-    store, deleted = view.tables.store_of(side.target), 0
-    for key, folder in batch_folders(store, side.table, view.tables.stream):
+def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int:
+    store, deleted = view.tables.store_of(swept.target), 0
+    for key, folder in batch_folders(store, swept.table, view.tables.stream):
         if key.epoch < below_epoch and not (view.just_settled and _swept_before(view, key)):
-            kept = _paths_to_keep(view, side, key)
+            kept = _paths_to_keep(view, swept, key)
             deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
 
@@ -132,7 +134,7 @@ class _SweepState:
         uuid = str(self.tables.main.current().metadata.table_uuid)
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
-    def passed(self, key: BatchKey) -> bool:
+    def is_passed(self, key: BatchKey) -> bool:
         """Whether this batch or a later batch is committed, so that no writer will ever commit this batch."""
         return self.marker.settled is not None and key <= self.marker.settled
 
@@ -153,7 +155,7 @@ class _SweptTable:
     def marker(self) -> Marker | None:
         return read_marker(self.table.metadata.properties, self.stream)
 
-    def merged(self, key: BatchKey) -> Set[str]:
+    def merged_paths(self, key: BatchKey) -> Set[str]:
         """Return the bare paths of the files that a committed merge added.
 
         If the merge's snapshot has expired, returns the bare paths of all files of the table.
@@ -185,7 +187,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
     return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
 
 
-def _drop_dead_journals(view: _SweepState, below_epoch: int) -> None:
+def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
     """Remove journals and closed keys of passed batches that were never committed; a fenced writer may leave such
     journals.
     """
@@ -193,8 +195,8 @@ def _drop_dead_journals(view: _SweepState, below_epoch: int) -> None:
         key
         for key in view.keys
         if key.epoch < below_epoch
-        and view.passed(key)
-        and view.marker.fate(key) is Fate.NEVER
+        and view.is_passed(key)
+        and view.marker.fate(key) is Fate.NOT_COMMITTED
         and view.entry(key) not in (Unusable.FOREIGN, Unusable.OTHER_TABLE)
     ]
     view.tables.journals.delete(dead)
@@ -210,39 +212,39 @@ def _swept_before(view: _SweepState, key: BatchKey) -> bool:
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
-def _paths_to_keep(view: _SweepState, side: _SweptTable, key: BatchKey) -> Set[str] | None:
+def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
     fate, record = view.marker.fate(key), view.entry(key)
     if record is Unusable.OTHER_TABLE:
         return None
-    if fate is Fate.NEVER:
-        return _landed_without_batch(side, key) if _closed(view, key) else None
+    if fate is Fate.NOT_COMMITTED:
+        return _landed_without_batch(swept, key) if _closed(view, key) else None
     if isinstance(record, Journal):
-        return _paths_to_keep_of(record, side)
-    if is_routed(side.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
+        return _paths_to_keep_of(record, swept)
+    if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
-    # Without a record the loaded table tells what the batch brought; only after a take-over is that load surely new.
-    return side.referenced if view.just_settled else None
+    # Without a record, only the loaded table shows the batch's files; only after a take-over is it surely up to date.
+    return swept.referenced if view.just_settled else None
 
 
-def _paths_to_keep_of(record: Journal, side: _SweptTable) -> Set[str] | None:
+def _paths_to_keep_of(record: Journal, swept: _SweptTable) -> Set[str] | None:
     """Return the bare paths to keep of a committed batch; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
     merging them. The files of that merge, which no journal names, may become part of the table.
     """
-    if not _is_merged(record, side.target):
+    if not _is_merged(record, swept.target):
         return _files_of(record)
-    if is_routed(side.target) and (side.marker is None or later_journals(side.marker, [record])):
+    if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
         return None
-    return side.merged(record.key)
+    return swept.merged_paths(record.key)
 
 
 def _closed(view: _SweepState, key: BatchKey) -> bool:
     """Whether it is certain that no writer will commit this uncommitted batch."""
-    if view.passed(key):
+    if view.is_passed(key):
         return True
     if not view.just_settled:
         return False
@@ -252,14 +254,14 @@ def _closed(view: _SweepState, key: BatchKey) -> bool:
     return isinstance(record, Unusable)
 
 
-def _landed_without_batch(side: _SweptTable, key: BatchKey) -> Set[str]:
+def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
     """Return the files of an uncommitted batch that a table may have.
 
     Only the dead-letter table may have files of the batch: dead letters can land before their batch is discarded.
     """
-    if side.target != "dead-letters" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
+    if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
-    return side.referenced
+    return swept.referenced
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
@@ -274,12 +276,12 @@ def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = Tru
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
     """Delete, as far as possible, the change files of batches that waited for a table and that the table now has."""
     try:
-        side, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
+        swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, side)) is not None:
-                _delete_others(store, batch_folder(side.table, tables.stream, journal.key), kept)
+            if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, swept)) is not None:
+                _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("changes that table %s has were left to the next start: %s", target, words_of(error))
+        log.info("cannot delete merged change files of table %s, the next start retries: %s", target, words_of(error))
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
@@ -289,7 +291,7 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     return _sweep_folders(tables, tables.all, key, record=None)
 
 
-def give_back(tables: StreamTables, key: BatchKey) -> int:
+def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files that a fenced writer staged for its last batch, and its journal; returns the number of files
     deleted.
 
@@ -297,16 +299,16 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
     commit this batch, even if the marker has changed since it was read. Otherwise the next start decides.
     """
     marker = tables.marker()
-    if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
+    if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
         return 0
     view = _SweepState(tables, marker, just_settled=False, keys=(key,))
-    if not view.passed(key) and view.entry(key) is not Unusable.VOID:
+    if not view.is_passed(key) and view.entry(key) is not Unusable.VOID:
         return 0
-    _drop_dead_journals(view, below_epoch=marker.at.epoch)
+    _delete_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
-    for side in _sides(tables):
-        kept = _landed_without_batch(side, key)
-        deleted += _delete_others(tables.store_of(side.target), batch_folder(side.table, tables.stream, key), kept)
+    for swept in _swept_tables(tables):
+        kept = _landed_without_batch(swept, key)
+        deleted += _delete_others(tables.store_of(swept.target), batch_folder(swept.table, tables.stream, key), kept)
     return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())
 
 
@@ -320,15 +322,15 @@ def _sweep_folders(
 ) -> int:
     deleted = 0
     kept: Set[str] | None
-    if record is None or record.routed:  # what no table of a route was to have did not wait for it
+    if record is None or record.routed:  # only rows of routed tables wait in files
         kept = _files_of(record) if record else frozenset()
         deleted = _delete_others(tables.store, tables.waiting_folder(key), kept)
     for target, handle in handles.items():
-        table = _loaded(target, handle) if is_routed(target) else handle.current()
+        table = _try_load(target, handle) if is_routed(target) else handle.current()
         if table is not None:
-            side = _SweptTable(target, table, tables.stream)
+            swept = _SweptTable(target, table, tables.stream)
             kept = (
-                frozenset() if record is None else _paths_to_keep_of(record, side) if is_merged else _files_of(record)
+                frozenset() if record is None else _paths_to_keep_of(record, swept) if is_merged else _files_of(record)
             )
             if kept is None:
                 continue
@@ -353,7 +355,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 def _is_merged(record: Journal, target: Target) -> bool:
     """Whether a batch's files were merged into the table, which therefore has only some of these files, or none."""
-    return any(file.content in MERGED for file in record.staged_for(target))
+    return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
 def _files_of(record: Journal) -> set[str]:

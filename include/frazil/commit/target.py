@@ -38,12 +38,12 @@ def target_file_bytes(table: Table) -> int:
 _SUFFIX = ".json"
 
 
-def object_of(folder: str, target: Target) -> str:
+def object_path(folder: str, target: Target) -> str:
     """Return the path of a table's object."""
     return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
 
 
-def targets_in(store: ObjectStore, folder: str) -> set[Target]:
+def list_targets(store: ObjectStore, folder: str) -> set[Target]:
     """Return the tables that have an object in a folder. Costs one listing for any number of tables."""
     names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
     return {unquote(name.removesuffix(_SUFFIX)) for name in names}

@@ -1,4 +1,4 @@
-"""Rows of routed tables that cannot be loaded or created: they wait in files next to the default table, in its format.
+"""Keeps rows of routed tables that cannot be loaded or created, in files next to the default table, in its format.
 
 The journals of these rows' batches name the files for the routed table. Once the routed table exists, the rows are
 rewritten with the table's columns, and committed like the files of any missing batch. The waiting files are then
@@ -23,11 +23,11 @@ from pyiceberg.table import Table
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
-from frazil.commit.target import object_of, target_table
+from frazil.commit.target import object_path, target_table
 from frazil.errors import words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
@@ -35,7 +35,7 @@ from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
-MOVED = "waited"
+REWRITTEN_FOLDER = "waited"
 """The folder for rewritten rows, in the table's folder of the stream; it has one folder per batch.
 
 A batch never has this name, so no sweep takes these files for staged files. Orphan clean-up leaves the folder alone
@@ -58,24 +58,24 @@ class Note:
     """The last batch whose rows an operator discarded for this table."""
 
 
-def is_beside(tables: StreamTables, file: StagedFile) -> bool:
+def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
     return bare_path(file.path).startswith(f"{bare_path(tables.waiting_folder())}/")
 
 
-def some_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
+def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
     """Whether rows of these batches wait for the table in files next to the default table."""
-    return any(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
+    return any(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
-def all_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
+def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
     """Whether all rows of these batches for the table wait next to the default table.
 
     In that case the table never existed while these batches were staged.
     """
-    return all(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
+    return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
-def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
+def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
     """Return a batch's files for the table. Files that wait elsewhere are replaced by rewritten files.
 
     Files wait next to the default table, or in the folder of the table that had the name before. The latter happens if
@@ -84,23 +84,25 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
     """
     files = journal.staged_for(target)
     places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
-    own = tuple(file for file in files if bare_path(file.path).startswith(places) and not is_beside(tables, file))
+    own = tuple(file for file in files if bare_path(file.path).startswith(places) and not is_waiting_file(tables, file))
     if len(own) == len(files):
         return files
     store = tables.store_of(target)
     record = _record_path(tables, table, journal.key)
-    known = _recorded(store.get(record), table)
-    if known and files_fit(table.metadata, known):
-        there = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
-        if there.issuperset(bare_path(file.path) for file in known):
-            return (*own, *known)
-    known = written_again(tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0])
-    said = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in known]}
-    store.put(record, json.dumps(said).encode())
-    return (*own, *known)
+    rewritten = _parse_record(store.get(record), table)
+    if rewritten and files_fit(table.metadata, rewritten):
+        existing = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
+        if existing.issuperset(bare_path(file.path) for file in rewritten):
+            return (*own, *rewritten)
+    rewritten = rewrite_files(
+        tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0]
+    )
+    content = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in rewritten]}
+    store.put(record, json.dumps(content).encode())
+    return (*own, *rewritten)
 
 
-def written_again(
+def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
     """Rewrite the rows of `files`, which are files of the default table or of a former table, as new files of the
@@ -110,7 +112,7 @@ def written_again(
     """
     from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
-    if tables.merging and files[0].content in MERGED:
+    if tables.merging and files[0].content in MERGING_MODES:
         layout = tables.merging.staged(table, folder=folder)
     else:
         layout = target_table(table, folder=folder)
@@ -121,7 +123,7 @@ def written_again(
     names = other_names(layout.schema_json, layout.properties, schema, default_table.properties)
     try:
         for file in files:
-            is_waiting = is_beside(tables, file) or bare_path(file.path).startswith(own_folder)
+            is_waiting = is_waiting_file(tables, file) or bare_path(file.path).startswith(own_folder)
             source = (default_table if is_waiting else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
@@ -134,27 +136,27 @@ def written_again(
     return written
 
 
-def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
+def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
     """Delete the waiting files of batches that the table now has. The next start deletes the files that remain."""
-    waited = [journal for journal in journals if some_beside(tables, [journal], target)]
+    waited = [journal for journal in journals if has_waiting_files(tables, [journal], target)]
     if not waited:
         return
     files = (file for journal in waited for file in journal.staged_for(target))
     try:
-        tables.store.delete([file.path for file in files if is_beside(tables, file)])
+        tables.store.delete([file.path for file in files if is_waiting_file(tables, file)])
         table = tables.handle(target).current()
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("files that waited for table %s were left to the next start: %s", target, words_of(error))
+        log.info("cannot delete files that waited for table %s, the next start retries: %s", target, words_of(error))
 
 
-def sweep_beside(
+def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
     """Delete files that no table waits for, right after all earlier epochs were settled.
 
-    `complete` is the last batch that all tables have, by the default table's marker. A note is kept until `complete`
-    reaches the batch up to which rows were discarded.
+    `complete` is the last batch that all tables have, according to the default table's marker. A note is kept until
+    `complete` reaches the batch up to which rows were discarded.
     """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
@@ -162,38 +164,38 @@ def sweep_beside(
         name = folder.rstrip("/").rsplit("/", 1)[-1]
         if name.isdigit() and int(name) < below_epoch:
             store.delete([f.path for f in store.list_files(folder) if bare_path(f.path) not in kept])
-    for note in notes(tables):
+    for note in load_notes(tables):
         if note.target not in waiting and (note.given_up is None or note.given_up <= complete):
             store.delete([_note_path(tables, note.target)])
 
 
-def note_of(tables: StreamTables, target: Target) -> Note | None:
+def load_note(tables: StreamTables, target: Target) -> Note | None:
     """Return the note of a table; None if the note does not exist or this version cannot read it."""
     data = tables.store.get(_note_path(tables, target))
-    return None if data is None else _parsed(data)
+    return None if data is None else _parse_note(data)
 
 
-def notes(tables: StreamTables) -> list[Note]:
+def load_notes(tables: StreamTables) -> list[Note]:
     """Return all notes of the stream, ordered by file name."""
     found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
-    return [note for data in found if data is not None and (note := _parsed(data))]
+    return [note for data in found if data is not None and (note := _parse_note(data))]
 
 
 def write_note(tables: StreamTables, note: Note) -> None:
     """Write a note before any row waits for the note's table. Keeps the `given_up` of an earlier note."""
-    before = note_of(tables, note.target)
+    before = load_note(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
     if note != before:
         tables.store.put(_note_path(tables, note.target), json.dumps(dataclasses.asdict(note)).encode())
 
 
-def not_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
+def drop_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
     """Return the batches whose rows still wait for a table, without those that an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 
-def _parsed(data: bytes) -> Note | None:
+def _parse_note(data: bytes) -> Note | None:
     try:
         raw = json.loads(data)
         given_up = BatchKey(*raw["given_up"]) if raw["given_up"] else None
@@ -202,7 +204,7 @@ def _parsed(data: bytes) -> Note | None:
         return None
 
 
-def _recorded(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
+def _parse_record(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
     """Return the files that a record names; empty if the record belongs to another table in the same folder."""
     try:
         raw = json.loads(data or b"{}")
@@ -213,8 +215,8 @@ def _recorded(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
 
 
 def _record_path(tables: StreamTables, table: Table, key: BatchKey) -> str:
-    return f"{data_location(table)}/{tables.stream}/{MOVED}/{key.epoch:08d}/{key.batch:08d}/{RECORD}"
+    return f"{data_location(table)}/{tables.stream}/{REWRITTEN_FOLDER}/{key.epoch:08d}/{key.batch:08d}/{RECORD}"
 
 
 def _note_path(tables: StreamTables, target: Target) -> str:
-    return object_of(f"{tables.waiting_folder()}/tables", target)
+    return object_path(f"{tables.waiting_folder()}/tables", target)

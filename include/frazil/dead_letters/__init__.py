@@ -1,1 +1,1 @@
-"""Operator commands on dead letters: inspect, replay, discard."""
+"""Inspects, replays and discards dead letters."""

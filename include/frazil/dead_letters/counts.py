@@ -12,17 +12,17 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from frazil.dead_letters.selection import Selection, read
+from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.spec.model import StreamSpec
-from frazil.table.file_bounds import COORDINATES, of_topics
+from frazil.table.file_bounds import COORDINATES, topics_filter
 
 _DISCARD = ("discarded_at", "discarded_by", "discard_reason")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Count:
-    """The counts of dead letters with one reason that were rejected on one UTC day."""
+class ReasonCount:
+    """The number of dead letters with one reason that were rejected on one UTC day."""
 
     day: date
     reason: str
@@ -51,43 +51,47 @@ class DeadLetter:
     """The user who discarded the dead letter, the time and the reason; None if the dead letter is not discarded."""
 
 
-def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
+def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[ReasonCount]:
     """Count the selected dead letters by day and reason, sorted by both.
 
     Reads four narrow columns, one file at a time.
     """
     found: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
     wanted = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
-    for rows in read(table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")):
+    for rows in read_dead_letters(
+        table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")
+    ):
         days = rows.append_column("day", rows["rejected_at"].cast(pa.date32()))
         for one in days.group_by(["day", "error_class"]).aggregate(wanted).to_pylist():
             found[one["day"], one["error_class"]].update(
                 dead_letters=one["count_all"], replayed=one["replays_count"], discarded=one["discarded_at_count"]
             )
-    return sorted(Count(*key, of["dead_letters"], of["replayed"], of["discarded"]) for key, of in found.items())
+    return sorted(ReasonCount(*key, of["dead_letters"], of["replayed"], of["discarded"]) for key, of in found.items())
 
 
-def samples(
+def read_samples(
     table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
 ) -> list[DeadLetter]:
-    """Return the first `most` of the selected dead letters, ordered by topic, partition and offset.
+    """Return the first `limit` of the selected dead letters, ordered by topic, partition and offset.
 
-    Raises SpecError if `decrypt` is set and the secret does not match. Of the other dead letters, only the coordinates
-    are read.
+    Reads only the coordinates of the other dead letters. Raises SpecError if `decrypt` is set and the secret does not
+    match.
     """
     row_filter = selection.row_filter(spec)
-    places = _first(read(table, row_filter, COORDINATES), limit)
+    places = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
     if places is None:
         return []
     columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
-    found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), limit)
-    return [] if found is None else list(_dead_letters(found, spec, decrypt=decrypt))
+    found = _first_rows(
+        read_dead_letters(table, f"{row_filter} and {_files_filter(places)}", (*columns, *headers)), limit
+    )
+    return [] if found is None else list(_parse_rows(found, spec, decrypt=decrypt))
 
 
-def _first(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
-    """Return the first `most` rows of all pieces, ordered by coordinates; None if no piece has rows."""
+def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
+    """Return the first `limit` rows of all pieces, ordered by coordinates; None if no piece has rows."""
     first: pa.Table | None = None
     for piece in pieces:
         together = piece if first is None else pa.concat_tables([first, piece])
@@ -95,21 +99,21 @@ def _first(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
     return first
 
 
-def _around(places: pa.Table) -> str:
+def _files_filter(places: pa.Table) -> str:
     """Return a selective row filter, which lets the scan skip files."""
     partitions = ", ".join(map(str, sorted({*places["kafka_partition"].to_pylist()})))
     offsets = places["kafka_offset"].to_pylist()
     return (
-        f"{of_topics({*places['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
+        f"{topics_filter({*places['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
         f"and kafka_offset >= {min(offsets)} and kafka_offset <= {max(offsets)}"
     )
 
 
-def _dead_letters(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[DeadLetter]:
+def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[DeadLetter]:
     unseal = unsealer_of(spec)
 
     def shown(value: bytes | None, place: str) -> str | None:
-        return _shown(unseal(value, place) if decrypt else value)
+        return _format_bytes(unseal(value, place) if decrypt else value)
 
     for row in rows.to_pylist():
         place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
@@ -120,19 +124,19 @@ def _dead_letters(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterato
             error=row["error"],
             key=shown(row["key"], place("key")),
             value=shown(row["value"], place("value")),
-            headers=_headers(row.get("headers"), place, shown),
+            headers=_parse_headers(row.get("headers"), place, shown),
             replays=row["replays"] or 0,
-            discarded=_discarded(row),
+            discarded=_discard_text(row),
         )
 
 
-def _discarded(row: dict[str, Any]) -> str | None:
+def _discard_text(row: dict[str, Any]) -> str | None:
     if (moment := row["discarded_at"]) is None:
         return None
     return f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}"
 
 
-def _headers(
+def _parse_headers(
     of: list[dict[str, Any]] | None, place: Callable[[str], str], shown: Callable[[bytes | None, str], str | None]
 ) -> dict[str, list[str | None]]:
     found: dict[str, list[str | None]] = {}
@@ -142,7 +146,7 @@ def _headers(
     return found
 
 
-def _shown(value: bytes | None) -> str | None:
+def _format_bytes(value: bytes | None) -> str | None:
     if value == OMITTED:
         return "(not kept)"
     if value is not None and value.startswith(SEALED):

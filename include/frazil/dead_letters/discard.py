@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled
-from frazil.commit.backfill_records import chunks, record_of, topic_ids
-from frazil.commit.branch_end import stands
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_backfill
+from frazil.commit.backfill_records import chunks, load_record, topic_ids
+from frazil.commit.branch_end import require_unchanged
 from frazil.commit.opened import OpenStream
 from frazil.commit.replayed_dead_letters import dead_letters_at
 from frazil.commit.row_changes import (
@@ -21,14 +21,14 @@ from frazil.commit.row_changes import (
     DeadLetterSource,
     RowChange,
     RowChangeWriter,
-    chosen,
-    within,
+    choose_dead_letters,
+    offset_spans,
 )
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.dead_letters.selection import Selection, read
+from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
-MARKS = ("discarded_at", "discarded_by", "discard_reason")
+MARK_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,25 @@ class Mark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
-    """Mark the selected dead letters in one commit, and return the number marked. Discarded dead letters keep their
-    mark.
+    """Mark the selected dead letters in one commit, and return the number of newly marked dead letters.
 
     Dead letters rejected after the selection was read are not marked. Dead letters that a published replay turned into
     rows of the default table but has not removed yet are not marked either. Raises WriterBusy while a replay of the
     stream is under way.
     """
     handle = opened.tables.dead_letters
-    dead_letters = identities(opened, selection)
+    dead_letters = find_identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled(default_marker, own, opened.spec.name, abandoned=True)
+    decided = unsettled_backfill(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and dead_letters:
-        dead_letters = _without_rows(opened, dead_letters, decided)
+        dead_letters = _without_replayed(opened, dead_letters, decided)
     if not dead_letters:
         return 0
-    meant = chosen(opened.spec.name, dead_letters)
+    meant = choose_dead_letters(opened.spec.name, dead_letters)
     change = RowChange(
-        within(dead_letters),
+        offset_spans(dead_letters),
         lambda rows: meant(rows) & rows["discarded_at"].is_null().to_numpy(),
-        lambda rows: _marked(rows, mark),
+        lambda rows: _add_mark(rows, mark),
         wanted=("discarded_at",),
     )
     writer = RowChangeWriter(change)
@@ -77,18 +76,18 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
         _check_not_replayed(read_backfill(table.metadata.properties, opened.spec.name), decided)
         prepared = writer.prepare(table, summary=summary, now_ms=opened.tables.clock_ms())
         # The branch moves when a replay begins.
-        return Change((*prepared.requirements, stands(table, branch)), prepared.updates, writer.rows)
+        return Change((*prepared.requirements, require_unchanged(table, branch)), prepared.updates, writer.rows)
 
     handle.forget()
     return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
-def _without_rows(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
+def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
     """Return the dead letters, except those that this published replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
-    rows = dead_letters_at(record_of(journals, replay).replayed, topic_ids(chunks(journals, replay)))
+    rows = dead_letters_at(load_record(journals, replay).replayed, topic_ids(chunks(journals, replay)))
     left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in dead_letters.items()}
     return {source: offsets for source, offsets in left.items() if offsets}
 
@@ -96,26 +95,26 @@ def _without_rows(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: B
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
-            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): "
-            "none was "
-            f"discarded. Wait until that has ended; if it was interrupted, finish it with `frazil dlq replay "
-            f"{backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard them"
+            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "
+            "none was discarded. Wait until the replay has ended. If it was interrupted, finish it with `frazil dlq "
+            f"replay {backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard "
+            "the dead letters"
         )
 
 
-def identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
+def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
     """Return the coordinates of the selected dead letters."""
     found: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
-    for rows in read(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
+    for rows in read_dead_letters(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
         for topic, partition, topic_id, offset in zip(*(rows[n].to_pylist() for n in DEAD_LETTER_COLUMNS), strict=True):
             found[topic, partition, topic_id].add(offset)
     return dict(found)
 
 
-def _marked(rows: pa.Table, mark: Mark) -> pa.Table:
+def _add_mark(rows: pa.Table, mark: Mark) -> pa.Table:
     values = (datetime.fromtimestamp(mark.at_ms / 1000, UTC), mark.by, mark.reason)
-    for name, value in zip(MARKS, values, strict=True):
+    for name, value in zip(MARK_COLUMNS, values, strict=True):
         place = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
         rows = rows.set_column(place, rows.schema.field(name), column)

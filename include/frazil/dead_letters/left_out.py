@@ -1,4 +1,4 @@
-"""Dead letters that a replay leaves out, with the reasons."""
+"""Finds dead letters that a replay leaves out, with the reasons."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.audit.claims import claims
-from frazil.backfill.rules import check_has_own
+from frazil.backfill.rules import require_own_marker
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
-from frazil.dead_letters.selection import Selection, read
+from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.ingest.sealing import OMITTED
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES
 
-PLACE = (*COORDINATES, "topic_id")
+COORDINATES_AND_TOPIC_ID = (*COORDINATES, "topic_id")
 
 
 class LeftOut(StrEnum):
+    """Why a replay leaves out a dead letter."""
+
     NOT_KEPT = "not-kept"
     """No part of the record was kept."""
     RECREATED = "topic-recreated"
@@ -32,25 +34,27 @@ class LeftOut(StrEnum):
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """Rows of an upsert may be of a topic that had the same name: their offsets do not tell which change is newer."""
+    """Rows of an upsert may come from a former topic of the same name, whose offsets do not show which change is
+    newer.
+    """
 
 
 _SENTENCES: Mapping[LeftOut, str] = {
     LeftOut.NOT_KEPT: (
-        "cannot be decoded again: nothing of the record was kept, because the stream has sensitive fields "
+        "cannot be replayed: the record itself was not stored, because the stream has sensitive fields "
         "(sensitive.dead-letters: omit)"
     ),
-    LeftOut.RECREATED: "{is_are} left out: the topic was recreated since, and has other records at these offsets",
-    LeftOut.TO_BE_READ: "{is_are} left to the writer, which has yet to read {its_their} again",
-    LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was cut, and a second record has the same offset",
+    LeftOut.RECREATED: "{is_are} left out: the topic has been recreated, and has other records at these offsets",
+    LeftOut.TO_BE_READ: "{is_are} left out: the stream's writer will read {its_their} again",
+    LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was truncated, and a second record has the same offset",
     LeftOut.FORMER_TOPIC: (
-        "{is_are} left out: the topic was recreated before, and the offsets of rows from the former topic do not tell "
-        "which change is newer. Send {its_their} again"
+        "{is_are} left out: the topic was recreated, and offsets of the former topic do not show which change is "
+        "newer. Send {its_their} again"
     ),
 }
 
 
-def sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
+def left_out_sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
     """Return one sentence for each reason found."""
 
     def said(reason: LeftOut, count: int) -> str:
@@ -61,57 +65,61 @@ def sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
     return [said(reason, found[reason]) for reason in LeftOut if found.get(reason)]
 
 
-def left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
+def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
     """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired as a replay does."""
-    marker, former = own_marker(opened), former_ends(opened)
-    return _counted(opened.tables.dead_letters.current(), opened.spec, marker, former, selection)
+    marker, former = load_own_marker(opened), former_ends(opened)
+    return _count(opened.tables.dead_letters.current(), opened.spec, marker, former, selection)
 
 
-def own_marker(opened: OpenStream) -> Marker:
+def load_own_marker(opened: OpenStream) -> Marker:
     """Return the stream's marker. Raises AdoptionRequired if the stream has no marker."""
-    return check_has_own(opened.spec, opened.tables.marker())
+    return require_own_marker(opened.spec, opened.tables.marker())
 
 
 def former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
     """Return the offset after the last record of former topics of the name, for an upsert. Reads all commit records."""
     if opened.spec.mode != "upsert":
         return {}
-    marker = own_marker(opened)
+    marker = load_own_marker(opened)
     claimed = claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
     return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
 
 
-def _counted(
+def _count(
     table: Table, spec: StreamSpec, marker: Marker, former: Mapping[TopicPartition, int], selection: Selection
 ) -> Counter[LeftOut]:
-    columns = (*PLACE, "value") if omits(spec) else PLACE
+    columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
     found: Counter[LeftOut] = Counter()
-    for rows in read(table, selection.row_filter(spec), columns):
-        found.update(reason for reason in reasons(rows, marker, former, omits=omits(spec)) if reason is not None)
+    for rows in read_dead_letters(table, selection.row_filter(spec), columns):
+        found.update(
+            reason
+            for reason in left_out_reasons(rows, marker, former, omits=may_omit_records(spec))
+            if reason is not None
+        )
     return found
 
 
-def omits(spec: StreamSpec) -> bool:
+def may_omit_records(spec: StreamSpec) -> bool:
     """Whether dead letters of the stream may have kept no part of their record."""
     return spec.sensitive is not None
 
 
-def reasons(
+def left_out_reasons(
     rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
 ) -> list[LeftOut | None]:
     """Return why each dead letter is left out; None if the dead letter is replayed. Pure.
 
-    The column `value` is read only with `omits`.
+    The column `value` is read only with `may_omit_records`.
     """
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
-    places = zip(*(rows[name].to_pylist() for name in PLACE), strict=True)
+    places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [
-        LeftOut.NOT_KEPT if value == OMITTED else _of_place(place, marker, former)
+        LeftOut.NOT_KEPT if value == OMITTED else _reason_for(place, marker, former)
         for place, value in zip(places, values, strict=True)
     ]
 
 
-def _of_place(
+def _reason_for(
     place: tuple[str, int, int, str | None], marker: Marker, former: Mapping[TopicPartition, int]
 ) -> LeftOut | None:
     topic, partition, offset, topic_id = place

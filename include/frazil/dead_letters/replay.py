@@ -1,7 +1,7 @@
-"""Replays dead letters with the current declaration: a backfill whose source is a copy of the dead letters.
+"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters.
 
-The copy fixes which dead letters are replayed, even if the dead-letter table changes meanwhile.
-`frazil.backfill.commit` decides which records land, and when their dead letters leave the dead-letter table.
+The replay works on a copy, because the dead-letter table may change in the meantime. `frazil.backfill.commit` decides
+which records land, and when their dead letters leave the dead-letter table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frazil.backfill.commit import clear_ended, unfinished
+from frazil.backfill.commit import clear_ended, find_unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, parse_request
@@ -28,10 +28,10 @@ from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.backfill_records import chunks, given_up
-from frazil.commit.history import changes_of
+from frazil.commit.history import merge_counts
 from frazil.commit.opened import OpenStream
-from frazil.dead_letters.left_out import former_ends, omits, own_marker, reasons
-from frazil.dead_letters.selection import Selection, read
+from frazil.dead_letters.left_out import former_ends, left_out_reasons, load_own_marker, may_omit_records
+from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
@@ -41,12 +41,12 @@ from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
-FILE_ROWS = 100_000
-COPY_KEPT_MS = 86_400_000
+MAX_FILE_ROWS = 100_000
+COPY_RETENTION_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay."""
 
     backfill: str
@@ -64,16 +64,16 @@ class Replayed:
     """Number of dead letters that were removed without a row, because they repeat a row, for a stream with dedupe."""
 
 
-NOTHING_DONE = Replayed("", 0, 0)
+NOTHING_DONE = ReplayResult("", 0, 0)
 
 
-def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[Replayed, ...]:
+def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[ReplayResult, ...]:
     """Finish an interrupted replay, and then replay the selected dead letters. Returns a result for each replay.
 
     `run` identifies the caller. Raises the errors of a backfill, and:
 
     - SpecError: the stream has no coordinates.
-    - RouteBehind: a routed table is missing or misses rows.
+    - RouteBehind: a routed table does not exist or is missing rows.
     - CommitUnavailable: a routed table failed after the default table was committed.
     - WriterBusy: a backfill of the stream is under way.
     - BackfillAbandoned: an operator abandoned the replay of `run`.
@@ -81,14 +81,14 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     check_coordinates(opened.spec)
     check_wanted(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
-    last = unfinished(opened.tables)
+    last = find_unfinished(opened.tables)
     check_no_backfill(last)
     if last and last.replays:
         if last.is_open:
             finished = _run(opened, parse_request({**last.request, "run": run}))
         else:
             clear_ended(opened.tables)  # routed tables may get their rows only now
-            finished = _replayed(opened, last)
+            finished = _replay_result(opened, last)
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
@@ -99,42 +99,42 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     return tuple(filter(None, done))
 
 
-def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
-    own_epoch, backfill = _epoch(opened) + 1, None
+def _run(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
+    own_epoch, backfill = _last_epoch(opened) + 1, None
     try:
-        files = FileSource.open(request.files or "", opened.tables.main.refresh())
+        files = FileSource.open(request.files or "", opened.tables.main.refresh(), opened.spec)
         route = BackfillRoute.open(opened.spec, opened.tables)
-        backfill = Backfill(files.pinned(request), opened, files, route)
-        last = run(backfill, ThisProcess())
+        backfill = Backfill(files.with_listing(request), opened, files, route)
+        last = run(backfill, InProcessEngine())
     except Exception as error:
-        if isinstance(error, Fenced) or _epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
+        if isinstance(error, Fenced) or _last_epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
             raise
-        # The run that took it over deleted what this one was reading or writing.
+        # The run that took over has deleted the files that this run was reading or writing.
         raise Fenced(
-            f"another `frazil dlq replay {request.stream}` took this replay over: this command changes nothing more"
+            f"another `frazil dlq replay {request.stream}` took over this replay: this command makes no further changes"
         ) from error
-    if last is None:  # all of them are rows already
+    if last is None:  # all of these records are already rows
         opened.tables.store.delete([f.path for f in files.files])
         return None
-    return _replayed(opened, last)
+    return _replay_result(opened, last)
 
 
-def _replayed(opened: OpenStream, last: BackfillMarker) -> Replayed:
+def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     tables, rows = opened.tables, Counter[Target]()
     for file in (file for chunk in chunks(tables.journals, last) for file in chunk.files):
         rows[file.target] += file.records
     gone = given_up(tables.journals, last.id)
     without = sum(rows[target] for target in gone)
     repeated = sum(
-        changes_of(snapshot.summary).get("repeated", 0)
+        merge_counts(snapshot.summary).get("repeated", 0)
         for target in (rows.keys() - gone - {"dead-letters"} if opened.spec.dedupe else ())
         for snapshot in tables.handle(target).refresh().metadata.snapshots
         if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id
     )
-    return Replayed(last.id, last.records - without - repeated, last.rejected, given_up=without, repeated=repeated)
+    return ReplayResult(last.id, last.records - without - repeated, last.rejected, given_up=without, repeated=repeated)
 
 
-def _epoch(opened: OpenStream) -> int:
+def _last_epoch(opened: OpenStream) -> int:
     """Return the epoch of the stream's last backfill or replay."""
     last = read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     return last.epoch if last else 0
@@ -146,47 +146,47 @@ def _folder(opened: OpenStream) -> str:
 
 def _delete_old_copies(opened: OpenStream) -> None:
     """Delete old copies of replays that ended, or that were killed before they began."""
-    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_KEPT_MS
+    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
     store.delete([f.path for f in store.list_files(_folder(opened)) if f.modified_ms < before_ms])
 
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
     """Write a copy of the selected dead letters that can be replayed, and return their number."""
-    marker, former = own_marker(opened), former_ends(opened)
+    marker, former = load_own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
-    unseal, may_omit = unsealer_of(opened.spec), omits(opened.spec)
+    unseal, may_omit = unsealer_of(opened.spec), may_omit_records(opened.spec)
 
     def chosen(rows: pa.Table) -> pa.Table:
-        kept = [reason is None for reason in reasons(rows, marker, former, omits=may_omit)]
-        return _readable(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
+        kept = [reason is None for reason in left_out_reasons(rows, marker, former, omits=may_omit)]
+        return _check_secret(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
 
-    dead_letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))
+    dead_letters = (chosen(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
     count = 0
-    for number, part in enumerate(_parts(dead_letters)):
+    for number, part in enumerate(_join_pieces(dead_letters)):
         with io.new_output(f"{folder}/{number:05d}{DEAD_LETTERS_SUFFIX}").create() as sink:
             pq.write_table(part, sink, compression="zstd")
         count += part.num_rows
     return count
 
 
-def _parts(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
     gathered: list[pa.Table] = []
-    for piece in itertools.chain.from_iterable(_slices(p) for p in pieces if p.num_rows):
+    for piece in itertools.chain.from_iterable(_split_piece(p) for p in pieces if p.num_rows):
         gathered.append(piece)
-        if sum(p.num_rows for p in gathered) >= FILE_ROWS:
+        if sum(p.num_rows for p in gathered) >= MAX_FILE_ROWS:
             yield pa.concat_tables(gathered)
             gathered = []
     if gathered:
         yield pa.concat_tables(gathered)
 
 
-def _slices(piece: pa.Table) -> Iterator[pa.Table]:
-    return (piece.slice(start, FILE_ROWS) for start in range(0, piece.num_rows, FILE_ROWS))
+def _split_piece(piece: pa.Table) -> Iterator[pa.Table]:
+    return (piece.slice(start, MAX_FILE_ROWS) for start in range(0, piece.num_rows, MAX_FILE_ROWS))
 
 
-def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
+def _check_secret(rows: pa.Table, unseal: Unsealer) -> pa.Table:
     """Check the secret with the first value, and return the rows. Raises SpecError before anything has begun."""
     for row in rows.slice(0, 1).to_pylist():
         place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
@@ -194,7 +194,7 @@ def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
     return rows
 
 
-class ThisProcess:
+class InProcessEngine:
     """Runs a replay's tasks in this process. A child process decodes the records, because a record may crash it."""
 
     parallelism = 1

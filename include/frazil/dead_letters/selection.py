@@ -53,7 +53,7 @@ class Selection(Model):
         return " ".join(filter(None, said)) or "all"
 
 
-def read(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the selected rows of main, one file after the other."""
     head = head_of(table.metadata)
     if head is None:

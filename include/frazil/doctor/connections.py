@@ -174,26 +174,26 @@ def _registry(spec: StreamSpec) -> str:
 
     Raises RegistryUnavailable and SpecError.
     """
-    from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
+    from frazil.registry.client import UnknownSchema, shared_registry  # noqa: PLC0415 - only where it is asked
 
     declared = registry_of(spec.source.format)
     assert declared is not None
     with suppress(UnknownSchema):  # a reference to a missing schema: the registry answers
-        registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")
+        shared_registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")
     return "its schema registry answers"
 
 
 def _catalog_problems(spec: StreamSpec) -> list[Fault]:
-    from frazil.commit.catalog_probe import leaving_no_folders, probe  # noqa: PLC0415 - PyIceberg is slow to load
-    from frazil.table.atomic_catalogs import commit_tables_of  # noqa: PLC0415 - as above
+    from frazil.commit.catalog_probe import probe, removing_empty_folders  # noqa: PLC0415 - PyIceberg is slow to load
+    from frazil.table.atomic_catalogs import find_commit_tables  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
         with extras_named():
             catalog = load_catalog(spec.table.catalog)
-            with leaving_no_folders(catalog, spec):
+            with removing_empty_folders(catalog, spec):
                 if spec.commit.atomic:
-                    commit_tables_of(catalog)
+                    find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [Fault(_said(error), fix_of(Place.TABLE, error))]

@@ -69,6 +69,17 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
             yield Finding("connections", State.OK, good)
     for fault in found.faults:
         yield Finding("connections", State.WRONG, fault.said, fault.fix)
+    yield from _stopped(streams)
+
+
+def _stopped(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
+    """Report streams that cannot run until an operator acts: their table is missing, or their writer was refused."""
+    from frazil.status.stream import stream_state  # noqa: PLC0415 - PyIceberg is slow to load
+
+    for path, spec in streams.items():
+        state = stream_state(spec, now_ms=clock.now_ms(), in_full=False)
+        if state.missing is not None or state.needs_operator:
+            yield Finding("connections", State.WRONG, f"{path}: {state.state}: {state.sentence}")
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
@@ -170,7 +181,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
         else:
             yield evaluate(server, answer)
     if not servers:
-        yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
+        yield Finding("clock", State.SKIPPED, "not compared: no remote service tells its time")
 
 
 class _Untimed(ValueError):

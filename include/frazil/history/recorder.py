@@ -175,7 +175,7 @@ class Recorder:
     def _batch(self, at_ms: int, batch: BatchCommitted) -> Point:
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
-        if not (batch.records or batch.rejected):  # an empty commit
+        if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return point
         return dataclasses.replace(
             point,
@@ -201,11 +201,11 @@ class Recorder:
                 return HistoryEvent(event.at_ms, EventKind.STALL, f"stalled ({stall.kind}): {stall.reason}")
             case StallEnded(kind=kind, lasted_ms=lasted_ms):
                 return HistoryEvent(event.at_ms, EventKind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}")
-            case TableEvolved(key=key, changes=changes):
+            case TableEvolved(key=key, changes=changes, table=table):
                 return HistoryEvent(
-                    event.at_ms, EventKind.EVOLUTION, f"the table evolves for batch {key}: {'; '.join(changes)}"
+                    event.at_ms, EventKind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}"
                 )
-            case NoticeGiven(sentence=sentence):
+            case NoticeGiven(sentence=sentence, replaces=""):
                 return HistoryEvent(event.at_ms, EventKind.NOTICE, sentence)
             case FutureEventTimes(key=key, rows=rows, max_future=limit):
                 sentence = f"{counted(rows, 'row')} of batch {key} had event times more than {limit} in the future"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import signal
 from pathlib import Path
 
@@ -17,6 +18,12 @@ WITH_APPLICATION = "ended with its application"
 """`stopped_for` of a stream's writer that ran until its application's process ended."""
 KILLED = "the writer was killed by another user or program, or by the kernel (out of memory)"
 """The error recorded after a SIGKILL that frazil did not send."""
+
+
+UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
+"""The reason recorded for a writer that was killed with its parent."""
+_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
+"""A line of a Java stack trace, which says little without its beginning."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -81,12 +88,13 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
     """Return the error in the writer's last heartbeat, otherwise its last warning; None if neither exists."""
     said = heartbeat.error if heartbeat else None
     if said is None and (warned := _last_warning(folder, launch)):
-        return f"the reason for its end is unknown. {warned}"
+        return f"{UNSEEN}. {warned}"
     return said
 
 
 def _last_warning(folder: Path, launch: Launch) -> str | None:
-    warned = _end_of_log(folder, launch, min_level=logging.WARNING)
+    end = (_end_of_log(folder, launch, min_level=logging.WARNING) or "").splitlines()
+    warned = "\n".join(line for line in end if not _FRAME.match(line))
     return f"Its last warning: {warned}" if warned else None
 
 

@@ -44,7 +44,7 @@ def captured(sample: Sample, encoding: Encoding) -> Captured | None:
     """
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
-    events = [event for event in map(_unwrapped, encoding.records) if _is_event(event)]
+    events = [event for event in map(unwrapped, encoding.records) if _is_event(event)]
     if not events or len(events) < MIN_SHARE * len(encoding.records):
         return None
     rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
@@ -82,7 +82,7 @@ def _with_metadata(
     )
 
 
-def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an event without the schema that Kafka Connect may send with it."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
@@ -107,7 +107,7 @@ def _object(key: bytes | None) -> Mapping[str, Any] | None:
         found = json.loads(key or b"")
     except (ValueError, RecursionError):
         return None
-    return _unwrapped(found) if isinstance(found, dict) else None
+    return unwrapped(found) if isinstance(found, dict) else None
 
 
 def _as_key_column(column: Column) -> Column:

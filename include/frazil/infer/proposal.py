@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from frazil.infer.captured import ENVELOPE, Captured, captured
+from frazil.infer.captured import ENVELOPE, Captured, captured, unwrapped
 from frazil.infer.columns import Column, columns_of, event_times
-from frazil.infer.encoding import Encoding, encoding_of
+from frazil.infer.encoding import MIN_SHARE, Encoding, encoding_of
 from frazil.infer.observed import observe
 from frazil.infer.registered import Registered, avro_columns, json_columns
 from frazil.infer.sample import Sample
@@ -25,7 +25,7 @@ from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
 from frazil.spec import iceberg
-from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, plain_format
+from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, JsonFormat, plain_format
 from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
@@ -60,6 +60,7 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
     encoding = encoding_of(sample, written)
     if (rows := captured(sample, encoding)) is not None:
         return _written([*_upsert(sample, encoding, named, rows)], sample, _event_remarks(rows))
+    encoding = _without_wrapping(encoding)
     columns = _columns(sample, encoding, written)
     times = event_times(columns)
     event_time = times[0].name if times else KAFKA_TIME
@@ -72,7 +73,24 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
         *_event_time(times),
         *_layout(sample, columns, event_time),
     ]
-    return _written(declared, sample, _registry_remarks(sample.topic, written, columns))
+    remarks = _registry_remarks(sample.topic, written, columns)
+    return _written(declared, sample, [*_wrapping_remarks(encoding), *remarks])
+
+
+def _without_wrapping(encoding: Encoding) -> Encoding:
+    """Return the records that Kafka Connect sends in `payload`, next to their schema."""
+    if not isinstance(encoding.format, JsonFormat):
+        return encoding
+    inside = [payload for record in encoding.records if (payload := unwrapped(record)) is not record]
+    if not inside or len(inside) < MIN_SHARE * len(encoding.records):
+        return encoding
+    unwrapping = encoding.format.model_copy(update={"unwrap": "payload"})
+    return Encoding(unwrapping, tuple(dict(payload) for payload in inside))
+
+
+def _wrapping_remarks(encoding: Encoding) -> Iterator[str]:
+    if isinstance(encoding.format, JsonFormat) and encoding.format.unwrap:
+        yield "# Kafka Connect wraps these records in {schema, payload}: unwrap takes the columns from payload."
 
 
 def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:

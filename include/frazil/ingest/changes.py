@@ -95,13 +95,15 @@ class ChangeReader:
         if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
-        found = Decoded(rows, decoded.kept, decoded.rejections, decoded.drift)
+        found = dataclasses.replace(decoded, rows=rows)
         if not rejections:
             return found
         good = np.ones(rows.num_rows, np.bool_)
         good[list(rejections)] = False
         all_rejections = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
-        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_rejections, decoded.drift)
+        return dataclasses.replace(
+            decoded, rows=rows.filter(pa.array(good)), kept=decoded.kept[good], rejections=all_rejections
+        )
 
     @staticmethod
     def _enveloped_deletes(rows: pa.Table) -> NDArray[np.bool_]:

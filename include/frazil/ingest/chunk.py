@@ -26,6 +26,8 @@ class Chunk:
     """Kafka timestamps in milliseconds since the epoch; -1 for a record without one."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
     """Headers, packed by `frazil.ingest.headers`. A record without headers has null; None if no record has headers."""
+    target: str = field(default="main", kw_only=True)
+    """The table with whose columns the records are decoded."""
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
@@ -50,5 +52,19 @@ class Chunk:
     def piece(self, start: int, end: int) -> Self:
         """Return the records `[start, end)` of the chunk."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        parts: dict[str, Any] = {name: column[start:end] for name, column in columns.items() if column is not None}
+        parts: dict[str, Any] = {
+            name: column[start:end] for name, column in columns.items() if name != "target" and column is not None
+        }
         return dataclasses.replace(self, **parts)
+
+    def part(self, places: NDArray[np.int64], target: str) -> Chunk:
+        """Return the records at these places, to be decoded with the columns of `target`."""
+        return Chunk(
+            self.values.take(places),
+            self.keys.take(places),
+            self.range_index[places],
+            self.offsets[places],
+            self.timestamps_ms[places],
+            headers=None if self.headers is None else self.headers.take(places),
+            target=target,
+        )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
@@ -145,6 +145,42 @@ class Destinations:
 
 
 @dataclass(frozen=True, slots=True)
+class TransformedColumn:
+    """A column that a transform makes."""
+
+    name: str
+    expression: str
+    declared: str
+    """The expression as declared. In `expression`, the rows of UNNEST are columns."""
+    reads: tuple[str, ...]
+    """The fields that the expression reads."""
+    fails: str
+    """A condition that is true exactly for the records for which the expression fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A checked SELECT that makes the table's columns from records; see `frazil.ingest.transform`."""
+
+    records_json: str
+    """The fields of a record: an Iceberg schema in JSON."""
+    alias: str
+    """The name of the records in the expressions."""
+    columns: tuple[TransformedColumn, ...]
+    where: tuple[str, ...] = ()
+    """The conditions that a record must fulfil; other records are dropped."""
+    where_reads: tuple[str, ...] = ()
+    unnested: tuple[str, ...] = ()
+    """The lists whose elements become rows."""
+    suspicions: tuple[str, ...] = ()
+    """Conditions of records for which a cast or a division may fail. They only save time."""
+
+    @classmethod
+    def from_named(cls, value: Mapping[str, Any]) -> Transform:
+        return cls(**{**value, "columns": tuple(TransformedColumn(**column) for column in value["columns"])})
+
+
+@dataclass(frozen=True, slots=True)
 class StageContext:
     """Settings that all tasks of one batch share."""
 
@@ -163,7 +199,7 @@ class StageContext:
     """The tables to write files for, by target."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
-    """Time unit (s, ms, us or ns) of each timestamp column whose values arrive as numbers since the epoch."""
+    """How records hold the values of columns, by full name; see `frazil.ingest.formats.json.types.Units`."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Columns that are not filled from the record's value: the name of their header, or None for the key."""
     max_future_us: int = 600_000_000
@@ -204,6 +240,11 @@ class StageContext:
     """How rows are shuffled between decoding and writing; None if each task writes the rows that it reads."""
     destinations: Destinations | None = None
     """How rows are assigned to tables other than the main table; None if all rows go to the main table."""
+    transform: Transform | None = None
+    """How the table's columns are made from a record's fields; None if the fields are the columns.
+
+    With a transform, `units` and `beside_value` name fields of the record, not columns of the table.
+    """
 
     def named(self) -> dict[str, Any]:
         """Return all fields by name, in built-in types only, so that another version of this class can read them."""
@@ -219,24 +260,31 @@ class StageContext:
         shuffle = Shuffle(**value["shuffle"]) if value["shuffle"] else None
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
-        made = {"files": files, "targets": targets, "shuffle": shuffle}
+        transform = Transform.from_named(value["transform"]) if value["transform"] else None
+        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform}
         return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
         """The format of the records to be read. Lines of a backfill's file are JSON, whatever format the topic has."""
-        return self.format if self._as_in_kafka else "json"
+        return self.format if self.as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` for the records to be read; empty for a backfill's files, which have keys and headers as
         columns.
         """
-        return self.beside_value if self._as_in_kafka else {}
+        return self.beside_value if self.as_in_kafka else {}
 
     @property
-    def _as_in_kafka(self) -> bool:
+    def as_in_kafka(self) -> bool:
+        """Whether the records to be read are those of the topic, not lines and rows of a backfill's files."""
         return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the records are dead letters that are replayed."""
+        return bool(self.files) and self.as_in_kafka
 
     @property
     def main(self) -> TargetTable:
@@ -311,6 +359,15 @@ class RangeProgress:
     """Newest event time in microseconds since the epoch, UTC; None if no row has a plausible event time."""
     future: int = 0
     """Number of rows whose event time is too far in the future. The rows are written nevertheless."""
+    dropped: int = 0
+    """Number of records that the transform's WHERE drops, so that they are neither rows nor dead letters."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON. A range without dropped records omits `dropped`, as earlier versions of frazil did."""
+        value = dataclasses.asdict(self)
+        if not self.dropped:
+            del value["dropped"]
+        return value
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -358,8 +415,8 @@ class StageResult:
     notices: tuple[str, ...] = ()
     """Notices for operators about how the task ran; see `NoticeGiven`."""
     rejects: Rejects = Rejects()
-    drift: SchemaDrift = NO_DRIFT
-    """New fields and types in the records that the table's columns do not have; empty unless the table may evolve."""
+    drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
+    """New fields and types in each table's records that its columns do not have; empty unless tables may evolve."""
     other_events: int = 0
     """Number of events of a captured database that change no row, such as heartbeats. Records without a value are not
     included.
@@ -372,11 +429,11 @@ class StageResult:
     def to_json(self) -> dict[str, Any]:
         return {
             "files": [f.to_json() for f in self.files],
-            "progress": [dataclasses.asdict(p) for p in self.progress],
+            "progress": [p.to_json() for p in self.progress],
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
-            "sighted": self.drift.to_json(),
+            "sighted": {target: drift.to_json() for target, drift in self.drift.items()},
             "other-events": self.other_events,
             "values": list(self.values),
         }
@@ -389,7 +446,7 @@ class StageResult:
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
-            SchemaDrift.from_json(value["sighted"]) if "sighted" in value else NO_DRIFT,
+            {target: SchemaDrift.from_json(drift) for target, drift in value.get("sighted", {}).items()},
             value.get("other-events", 0),
             tuple(value.get("values", ())),
         )

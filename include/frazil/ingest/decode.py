@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
+from frazil.ingest.schema_drift import NO_DRIFT, Path, SchemaDrift, joined_drift
 
 
 class Rejection(NamedTuple):
@@ -34,18 +34,21 @@ class Decoded:
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
     """New fields and types that records have beyond the schema, if the decoder was asked to report them."""
+    dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Records that a transform drops: they become neither rows nor rejections."""
 
     def moved(self, places: NDArray[np.int64]) -> Decoded:
         """Return the same result for a larger chunk, in which record i of this chunk is record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return Decoded(self.rows, places[self.kept], rejections, self.drift)
+        return Decoded(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
     def neither(self, records: int) -> NDArray[np.bool_]:
-        """Return the mask of the chunk's records that are neither rows nor rejections. `records` is the chunk's
-        length.
+        """Return the mask of the chunk's records that are neither rows nor rejections nor dropped. `records` is the
+        chunk's length.
         """
         found = np.ones(records, np.bool_)
         found[self.kept] = False
+        found[self.dropped] = False
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
 
@@ -53,7 +56,8 @@ class Decoded:
         """Return the result without the records that the mask `taken` selects."""
         stays = ~taken[self.kept]
         rejections = [r for r in self.rejections if not taken[r.index]]
-        return Decoded(self.rows.filter(pa.array(stays)), self.kept[stays], rejections)
+        dropped = self.dropped[~taken[self.dropped]]
+        return Decoded(self.rows.filter(pa.array(stays)), self.kept[stays], rejections, dropped=dropped)
 
 
 class Decoder(Protocol):
@@ -79,6 +83,14 @@ class EventDecoder(Protocol):
 
 
 @runtime_checkable
+class RestDecoder(Protocol):
+    """A decoder that can fill a `rest` column with the fields that no other column takes."""
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        """Leave the fields at these paths, in lower case, out of the `rest` column. Call it before `report_drift`."""
+
+
+@runtime_checkable
 class RenamingDecoder(Protocol):
     """A decoder that can fill one column from several fields."""
 
@@ -96,6 +108,7 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
         np.concatenate([part.kept for part in parts]),
         [rejection for part in parts for rejection in part.rejections],
         joined_drift(part.drift for part in parts),
+        np.concatenate([part.dropped for part in parts]),
     )
 
 
@@ -108,7 +121,7 @@ def whole_records(decoded: Decoded) -> Decoded:
     first = {r.index: r for r in reversed(decoded.rejections)}
     good = ~np.isin(decoded.kept, np.fromiter(first, np.int64, len(first)))
     rows = decoded.rows if good.all() else decoded.rows.filter(good)
-    return Decoded(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift)
+    return Decoded(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped)
 
 
 def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:

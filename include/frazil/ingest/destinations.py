@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,8 @@ MAX_REPORTED = 10_000
 MAX_KNOWN = 100_000
 """Maximum number of values that a task remembers, because records may have unlimited values."""
 MAX_QUOTED = 100
+NOWHERE: Target = ""
+"""The target of records that become no row of a known table, so that their fields change no table."""
 
 _Destination = Target | Rejection | None
 """The destination of a value's rows: a table, a rejection (without an index), or None to wait for a new table."""
@@ -93,6 +95,24 @@ class Divider:
         # A target without rows: rejected and waiting values have no target, and no code refers to one.
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
+
+    def parts(self, chunk: Chunk, located: Decoded, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
+        """Yield the records of each target, to be decoded with its columns.
+
+        `located` has rows with at least the column that selects the table. `alike` names the target whose columns
+        another target shares. Records without a row in `located` are decoded as the main table's.
+        """
+        codes, values = self._coded(chunk, located)
+        found = [outcome if isinstance(outcome, str) else NOWHERE for outcome in map(self._destination, values)]
+        targets = [MAIN, *dict.fromkeys(alike.get(target, target) for target in found)]
+        number = {target: n for n, target in enumerate(targets)}
+        of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
+        of_record = np.full(len(chunk), number[MAIN])
+        deletes = _deletes(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
+        for rows in (deletes, ~deletes):  # of a record with both, the row that stays decides
+            of_record[located.kept[rows]] = of_value[codes[rows]]
+        for target in np.unique(of_record).tolist():
+            yield chunk.part(np.flatnonzero(of_record == target), targets[target])
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return the distinct values, and for each row the index of its value."""

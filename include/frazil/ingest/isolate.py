@@ -36,11 +36,11 @@ class IsolatedDecoder:
     """A decoder that works in a child process, and starts a new child if one dies. `close` ends the child."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` creates the decoder and must be picklable. It is called in the child, and once here to decode an empty
-        chunk.
+        """`make` creates the decoder and must be picklable. It is called in the child, and once here to decode empty
+        chunks.
         """
         self._make = make
-        self._nothing = make()(Chunk.of_values([]))
+        self._here = make()
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self, chunk: Chunk) -> Decoded:
@@ -55,7 +55,8 @@ class IsolatedDecoder:
             raise answer
         if len(chunk) == 1:
             reason = f"decoding this record ended the process (exit code {answer})"
-            return Decoded(self._nothing.rows, self._nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
+            nothing = self._here(chunk.piece(0, 0))
+            return Decoded(nothing.rows, nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
         middle = len(chunk) // 2
         return joined(
             [

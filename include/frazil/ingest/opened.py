@@ -1,4 +1,4 @@
-"""Creates the reader, decoder and writers of a stage from its context."""
+"""Creates the reader and writers of a stage from its context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader
 from frazil.ingest.sealing import Unsealer
+from frazil.ingest.sensitive import hidden_paths
 from frazil.ingest.write import TableWriter
+from frazil.spec.coordinates import RESERVED
 from frazil.spec.references import resolve_all
 
 
@@ -36,13 +38,22 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    if context.transform:
+        schema = Schema.model_validate_json(context.transform.records_json)
     unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
     return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
 
 
-def decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
-    """Return a function that creates decoders of the records' format for the columns of this schema."""
+def open_decoder(context: StageContext, schema: Schema) -> Decoder:
+    """Return the decoder of the records for the columns of a table with this schema."""
+    if context.transform:
+        from frazil.ingest.transform import transforming  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+        return transforming(context, record_schema(schema, context.coordinates))
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    make = partial(decoder, context.record_format, evolution=context.evolution)
-    return partial(aliased, make, filled, units, context.aliases)
+    hidden = hidden_paths(context, schema)
+    if not context.as_in_kafka:
+        hidden += [(name,) for name in RESERVED]  # a line of a file has the coordinates as fields
+    make = partial(decoder, context.record_format, evolution=context.evolution, hidden=hidden)
+    return aliased(make, filled, units, context.aliases)

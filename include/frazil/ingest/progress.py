@@ -33,13 +33,14 @@ class ProgressCounter:
         """Rows with an event time, by their window's start; None if not counted."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
+        self._dropped = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
         self._max_event_time = np.full(len(ranges), NEVER)
 
     @property
     def records(self) -> int:
-        """Number of records read so far, including rejected ones."""
-        return int(self._records.sum() + self._rejected.sum())
+        """Number of records read so far, including rejected and dropped ones."""
+        return int(self._records.sum() + self._rejected.sum() + self._dropped.sum())
 
     def landed(  # noqa: PLR0913 - what is counted of rows
         self,
@@ -82,6 +83,9 @@ class ProgressCounter:
     def rejected(self, range_index: NDArray[np.int32]) -> None:
         self._rejected += np.bincount(range_index, minlength=len(self._ranges))
 
+    def dropped(self, range_index: NDArray[np.int32]) -> None:
+        self._dropped += np.bincount(range_index, minlength=len(self._ranges))
+
     def result(self) -> tuple[RangeProgress, ...]:
         return tuple(
             RangeProgress(
@@ -93,6 +97,7 @@ class ProgressCounter:
                 rejected=int(self._rejected[i]),
                 max_event_time_us=None if self._max_event_time[i] == NEVER else int(self._max_event_time[i]),
                 future=int(self._future[i]),
+                dropped=int(self._dropped[i]),
             )
             for i, r in enumerate(self._ranges)
         )

@@ -69,9 +69,17 @@ class RoutedWriters:
     def _divide(self) -> None:
         if not self._waiting:
             return
-        rows = pa.concat_tables([rows for rows, _ in self._waiting]).combine_chunks()
-        codes = np.concatenate([codes for _, codes in self._waiting])
+        rows_of: dict[bytes, list[tuple[pa.Table, NDArray[np.int64]]]] = {}
+        for rows, codes in self._waiting:  # equality of schemas ignores field ids
+            rows_of.setdefault(rows.schema.serialize().to_pybytes(), []).append((rows, codes))
         self._waiting, self._waiting_bytes = [], 0
+        for waiting in rows_of.values():
+            self._write(
+                pa.concat_tables([rows for rows, _ in waiting]).combine_chunks(),
+                np.concatenate([codes for _, codes in waiting]),
+            )
+
+    def _write(self, rows: pa.Table, codes: NDArray[np.int64]) -> None:
         targets = list(self._codes)
         for code, part in _parts(rows, codes):
             writer = self._writer(targets[code])

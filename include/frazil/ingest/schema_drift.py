@@ -27,6 +27,9 @@ CROWD = "\0"
 """Stands for the new fields of an object that has too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
 """Maximum number of new fields that are kept: the first in path order, so that the order of records does not matter."""
+MAX_NAMES = 8
+"""Maximum number of field names that are kept of records without any column."""
+MAX_NAME_CHARACTERS = 64
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
 _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
@@ -103,6 +106,10 @@ class SchemaDrift:
     """Required columns that have no value in an otherwise valid record."""
     records: int = 0
     """Number of records with a new field that is not null."""
+    unknown: int = 0
+    """Number of records that have no field of any column. Counted whether or not the table may evolve."""
+    names: tuple[str, ...] = ()
+    """Some names of fields of these records, sorted."""
 
     def within(self, parts: Sequence[Within]) -> SchemaDrift:
         """Return the drift inside these structs, with paths that begin in the struct."""
@@ -116,9 +123,15 @@ class SchemaDrift:
         each = [SchemaDrift({path: found_type}) for path, found_type in new] + [
             SchemaDrift(wider={path: kind}) for path, kind in wider
         ]
-        return joined_drift([SchemaDrift(optional=optional, records=self.records if new else 0), *each])
+        here = SchemaDrift(optional=optional, records=self.records if new else 0)
+        return joined_drift([here, SchemaDrift(unknown=self.unknown, names=self.names), *each])
 
     def __bool__(self) -> bool:
+        return bool(self.is_change or self.unknown)
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the table could change for these records."""
         return bool(self.new or self.wider or self.optional or self.records)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,6 +140,7 @@ class SchemaDrift:
             "wider": [[path, kind] for path, kind in self.wider.items()],
             "optional": sorted(self.optional),
             "records": self.records,
+            **({"unknown": self.unknown, "names": self.names} if self.unknown else {}),
         }
 
     @classmethod
@@ -136,6 +150,8 @@ class SchemaDrift:
             {tuple(path): kind for path, kind in value["wider"]},
             frozenset(map(tuple, value["optional"])),
             value["records"],
+            value.get("unknown", 0),
+            tuple(value.get("names", ())),
         )
 
 
@@ -151,8 +167,11 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
     new: dict[Path, FoundType] = {}
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
-    records = 0
+    records = unknown = 0
+    names: set[str] = set()
     for part in parts:
+        unknown += part.unknown
+        names.update(part.names)
         for path, found_type in part.new.items():
             new[path] = merged(new.get(path), found_type)
         for path, kind in part.wider.items():
@@ -161,7 +180,12 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
         records += part.records
     if len(new) > MAX_NEW_FIELDS:
         new = {path: new[path] for path in nsmallest(MAX_NEW_FIELDS, new)}
-    return SchemaDrift(new, wider, frozenset(optional), records)
+    return SchemaDrift(new, wider, frozenset(optional), records, unknown, some_names(names))
+
+
+def some_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return a few of the names, shortened."""
+    return tuple(nsmallest(MAX_NAMES, {name[:MAX_NAME_CHARACTERS] for name in names}))
 
 
 def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table

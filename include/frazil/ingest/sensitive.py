@@ -18,6 +18,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
+from frazil.ingest.schema_drift import Path
 from frazil.ingest.sealing import OMITTED, RESERVED, Secret
 
 MASK = "****"
@@ -81,6 +82,23 @@ class Protector:
             return OMITTED
         assert self._secret is not None, "the declaration's rules require a secret"
         return self._secret.sealed(value, place)
+
+
+def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
+    """Return the paths, in lower case, at which records may have sensitive values: by the columns' names and aliases,
+    in whatever case, and the dropped fields.
+    """
+    if not context.sensitive:
+        return []
+    paths = [tuple(name.lower().split(".")) for name in (*context.sensitive["fields"], *context.sensitive["dropped"])]
+    columns = {field.field_id: field.name.lower() for field in schema.fields}
+    others = [
+        (alias.lower(), *path[1:])
+        for alias, field_id in context.aliases.items()
+        for path in paths
+        if path[0] == columns.get(field_id)
+    ]
+    return [*paths, *others]
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:

@@ -32,7 +32,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, line_numbers, whole_records
-from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter
+from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter, wrapped
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
@@ -54,16 +54,20 @@ class Shaper:
     ) -> None:
         self._decode = decode
         self._protect = protect
-        self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
+        self._transforms = context.transform is not None
+        # With a transform, they are fields of `records`, which the decoder fills.
+        beside = {} if self._transforms else context.beside
+        self._beside = BesideValue(record_schema(schema, context.coordinates), beside)
         self._changes = ChangeReader(context.changes, key_decoder(context, schema)) if context.changes else None
-        self._several = has_several_rows(context.record_format)
-        lines = has_lines(context.record_format)
+        unnests = context.transform is not None and bool(context.transform.unnested)
+        self._several = unnests or has_several_rows(context.record_format)
+        lines = unnests or has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
         self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
-        self._quote = quoter(context.record_format)
+        self._quote: Quoter = (lambda _, __: None) if self._transforms else quoter(context.record_format)
         self._units = context.units
         self.drift = SchemaDrift()
         """What the records so far have beyond the schema."""
@@ -74,11 +78,11 @@ class Shaper:
 
         A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
         """
-        decoded = self._decoded(chunk)
+        decoded = self.decoded(chunk)
         if self._several:
             decoded = whole_records(decoded)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
-        shaped = Decoded(rows, decoded.kept, decoded.rejections)
+        shaped = dataclasses.replace(decoded, rows=rows)
         if within := self._within:
             times = self.event_times(rows)
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
@@ -97,17 +101,21 @@ class Shaper:
         """Return the mask of each record's first row, given each row's record; None if each record is one row."""
         return line_numbers(kept) == 0 if self._several else None
 
-    def _decoded(self, chunk: Chunk) -> Decoded:
+    def decoded(self, chunk: Chunk) -> Decoded:
+        """Return the rows without coordinates, before they are checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
                     "rows of Parquet files cannot be backfilled into a stream with sensitive fields: their values may "
                     "or may not be protected already. Backfill from Kafka, or from JSON lines"
                 )
-            return Decoded(chunk.rows, np.arange(len(chunk)))
+            if not self._transforms:
+                return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
-        if decoded.drift:
-            self.drift = joined_drift([self.drift, decoded.drift])
+        if drift := decoded.drift:
+            if self._protect:  # a name may be a value
+                drift = dataclasses.replace(drift, names=())
+            self.drift = joined_drift([self.drift, drift])
         if self._changes:
             decoded = self._changes.with_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)
@@ -170,7 +178,12 @@ def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False
     rejections = [Rejection(int(shaped.kept[row]), OUT_OF_RANGE, wrong[row]) for row in rows.tolist()]
-    return Decoded(shaped.rows.filter(pa.array(good)), shaped.kept[good], [*shaped.rejections, *rejections])
+    return dataclasses.replace(
+        shaped,
+        rows=shaped.rows.filter(pa.array(good)),
+        kept=shaped.kept[good],
+        rejections=[*shaped.rejections, *rejections],
+    )
 
 
 PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
@@ -186,7 +199,7 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     key = schema.select(*context.changes.key_fields)
     units = {key.find_field(name).field_id: unit for name, unit in context.units.items() if name in key.column_names}
     of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
-    make = partial(decoder, context.record_format)
+    make = partial(decoder, wrapped(context.record_format))
     return KeyFields(lambda columns, units: aliased(make, columns, units, of_key), key, units)
 
 

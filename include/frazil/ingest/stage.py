@@ -17,27 +17,28 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import as_dead_letters, rejecting
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask
+from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
-from frazil.ingest.decode import Decoded, Rejection, joined
-from frazil.ingest.destinations import Divider
+from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.destinations import NOWHERE, Divider
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import RangeReader
+from frazil.ingest.layouts import FIRST_PASS, TargetDecoder, alike, context_of
 from frazil.ingest.narrow import is_environment, narrowed
-from frazil.ingest.no_rows import no_rows
-from frazil.ingest.opened import decoder_maker, open_reader, open_writer
+from frazil.ingest.opened import open_reader, open_writer
 from frazil.ingest.progress import ProgressCounter, Reporter
 from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.required import plain_row
-from frazil.ingest.routed_writers import RoutedWriters
+from frazil.ingest.routed_writers import RoutedWriters, fitted
 from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
 from frazil.ingest.shuffle import Parcel, Shuffler, unpacked
@@ -229,16 +230,16 @@ class _Stage:
     """The objects that take part in staging one task."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
-        schema = Schema.model_validate_json(context.main.schema_json)
         name = file_namer(task.index, attempt)
         self._context = context
         self._ranges = task.ranges
         self.reader = partial(open_reader, context, task)
         self._now_us = now_us
-        make = decoder_maker(context, schema)
+        make = partial(TargetDecoder, context)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
         self._protect = Protector(context) if context.sensitive else None
-        self._shape = Shaper(context, schema, task.ranges, decode=self._decode, protect=self._protect)
+        self._alike = alike(context)
+        self._shapers: dict[Target, Shaper] = {}
         self._main = open_writer(context, "main", name)
         self._dead = open_writer(context, "dead-letters", name)
         quote = (lambda _: "its value") if context.sensitive else repr
@@ -265,45 +266,77 @@ class _Stage:
         return ()
 
     def take(self, chunk: Chunk) -> None:
-        self._land(chunk, self._shape(chunk))
+        for part in self._parts(chunk, self._shaped):
+            self._land(part, self._shaped(part))
 
     def take_tried(self, chunk: Chunk) -> None:
         """Like `take`, but try the records in memory first, and reject records that fail alone."""
+        for part in self._parts(chunk, self._tried):
+            self._land(part, self._tried(part))
+
+    def _tried(self, chunk: Chunk) -> Decoded:
         parts = []
         for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearsed(chunk.piece(start, end))):
-            part = self._unwritable(tried) if isinstance(tried, Exception) else tried
+            part = self._unwritable(tried, chunk) if isinstance(tried, Exception) else tried
             parts.append(part.moved(np.arange(start, end)))
-        self._land(chunk, joined(parts))
+        return joined(parts)
 
-    def _unwritable(self, error: Exception) -> Decoded:
-        rejection = Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")
-        return Decoded(no_rows(self._main.layout.arrow_schema), np.arange(0), [rejection])
+    def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
+        """Return the chunk in parts, each for tables with the same columns."""
+        if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
+            return (chunk,)
+        located = Decoded(pa.table({}), np.arange(len(chunk)))
+        if self._context.destinations and self._context.destinations.by == "field":
+            located = decode(dataclasses.replace(chunk, target=FIRST_PASS))
+        return self._divide.parts(chunk, located, self._alike)
+
+    def _shape(self, target: Target) -> Shaper:
+        if target not in self._shapers:
+            own = context_of(self._context, target)
+            schema = Schema.model_validate_json(own.main.schema_json)
+            protect = Protector(own) if self._protect and target != FIRST_PASS else None
+            self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
+        return self._shapers[target]
+
+    def _shaped(self, chunk: Chunk) -> Decoded:
+        shape = self._shape(chunk.target)
+        return shape.decoded(chunk) if chunk.target == FIRST_PASS else shape(chunk)
+
+    def _unwritable(self, error: Exception, chunk: Chunk) -> Decoded:
+        nothing = self._shaped(chunk.piece(0, 0))
+        return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def check_table(self) -> None:
         """Write a row of nulls and zeros in memory. If this raises, the table is at fault, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
-        shaped = self._shape(chunk)
+        shaped = self._shaped(chunk)
+        if chunk.target == FIRST_PASS:
+            return shaped
         if self._divide is None:
             self._main.rehearse(shaped.rows)
             return shaped
         divided = self._divide(chunk, shaped)
-        self._main.rehearse(divided.main_rows)
+        self._main.rehearse(fitted(divided.main_rows, self._main.layout.arrow_schema))
         self._routed.rehearse(divided)
         return shaped
 
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
+        shape = self._shape(chunk.target)
         if self._context.changes and self._context.files:
             shaped = as_dead_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
             raise self._refused(chunk, shaped.rejections[0])
         if self._protect:
             shaped = dataclasses.replace(shaped, rejections=self._protect.masked(shaped.rejections))
+        if self._context.replays and len(shaped.dropped):
+            shaped = rejecting(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
         held = self._held(chunk)
         if held.any():
             self.progress.rejected(chunk.range_index[held])
             shaped = shaped.without(held)
+        self.progress.dropped(chunk.range_index[shaped.dropped])
         if self._context.changes:
             no_tombstones = chunk.values.lengths != NULL
             self._other_events += int((shaped.neither(len(chunk)) & no_tombstones & ~held).sum())
@@ -316,14 +349,14 @@ class _Stage:
                 self._other_events += len(divided.unchanged)
         self.progress.landed(
             chunk.range_index[shaped.kept],
-            self._shape.event_times(shaped.rows),
+            shape.event_times(shaped.rows),
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
-            records=self._shape.records_of(shaped.kept),
+            records=shape.records_of(shaped.kept),
             of_windows=divided.of_main if divided else None,
         )
         if divided:
-            self._main.add(divided.main_rows)
+            self._main.add(fitted(divided.main_rows, self._main.layout.arrow_schema))
             self._routed.add(divided)
         else:
             self._add(chunk, shaped)
@@ -351,7 +384,11 @@ class _Stage:
             self.progress.windows,
             notices,
             self._rejects.result(),
-            self._shape.drift,
+            {
+                target: shape.drift
+                for target, shape in self._shapers.items()
+                if shape.drift and target not in {NOWHERE, FIRST_PASS}
+            },
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
         )

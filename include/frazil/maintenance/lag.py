@@ -12,7 +12,7 @@ from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError
 from frazil.host.launchers import open_launcher
 from frazil.kafka.admin import TIMEOUT_S
-from frazil.offsets.spans import unread
+from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.supervise.liveness import fresh_heartbeat
 
@@ -43,4 +43,4 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return " ".join(str(error).split())
-    return unread(marker.offsets, first, ends)
+    return count_unread(marker.offsets, first, ends)

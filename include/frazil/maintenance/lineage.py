@@ -11,7 +11,7 @@ from frazil.lineage.facts import RunFacts, table_dataset
 from frazil.lineage.jobs import Jobs
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.tables import MaintainedTable
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ def report_maintenance(
     if jobs is None or not worth:
         return
     try:
-        loaded = existing_catalog(table.catalog).load_table(table.identifier)
+        loaded = open_existing_catalog(table.catalog).load_table(table.identifier)
         found, snapshot = table_dataset(loaded), loaded.current_snapshot()
     except Exception as error:  # anything that the catalog raises; the log has what was done
-        log.info("could not report the maintenance of %s to OpenLineage's backend: %r", table.name, error)
+        log.info("could not report the maintenance of %s to the OpenLineage backend: %r", table.name, error)
         return
     failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
     facts = RunFacts(

@@ -7,7 +7,7 @@ from pyiceberg.table import Table
 
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind
-from frazil.table.made_tables import made_for
+from frazil.table.made_tables import route_value
 
 
 class MadeElsewhere(SpecError):
@@ -23,7 +23,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
         route = spec.route
         if route is None or maintained.identifier in route.tables.values():
             return table
-        if made_for(table.properties, maintained.identifier, route, stream=spec.name) is not None:
+        if route_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
             return table
     raise MadeElsewhere(
         f"table {maintained.identifier} is named like the tables of stream {maintained.streams[0].name!r}'s route, "

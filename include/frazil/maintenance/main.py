@@ -19,7 +19,7 @@ from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session
 from frazil.spec.load import valid_streams
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger("frazil")
 
@@ -50,7 +50,7 @@ def run_maintenance(
     with openlineage_jobs() as jobs:
         try:
             for table in tables:
-                now_ms, catalog = clock.now_ms(), existing_catalog(table.catalog)
+                now_ms, catalog = clock.now_ms(), open_existing_catalog(table.catalog)
                 made = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
                 report_maintenance(jobs, table, made, began_ms=now_ms)
                 outcomes += made

@@ -48,7 +48,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
-from frazil.table.lost import not_there
+from frazil.table.lost import absent_table_error
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files, state_location
@@ -175,7 +175,7 @@ class _Cleanup:
             try:
                 return cls(catalog, table.settings.orphans, load_maintained(catalog, table), now_ms, neighbours)
             except NoSuchTableError as error:
-                raise not_there(table.identifier, table.streams) from error
+                raise absent_table_error(table.identifier, table.streams) from error
 
     def run(self, report: OrphanReport) -> OrphanReport:
         store, path = self._state()

@@ -20,8 +20,8 @@ from frazil.maintenance.load import load_maintained
 from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
-from frazil.partitions.completeness import complete_to
-from frazil.signals.completion import feeds_of
+from frazil.partitions.completeness import complete_until_us
+from frazil.signals.completion import find_feeds
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
 
@@ -101,5 +101,5 @@ def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:
         return now_ms * 1_000 - CLOCK_SLACK_US
-    known = complete_to(feeds_of(table, maintained.streams))
+    known = complete_until_us(find_feeds(table, maintained.streams))
     return now_ms * 1_000 - UNKNOWN_SLACK_US if known is None else known

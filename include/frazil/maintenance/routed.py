@@ -15,7 +15,7 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, TableKind, made_table, maintained_tables
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors
-from frazil.table.made_tables import named_like
+from frazil.table.made_tables import tables_named_like
 
 
 def tables_of_route(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
@@ -34,7 +34,7 @@ def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec])
         return []
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with catalog_errors(catalog.name):
-        return [made_table(spec, name, specs) for name in named_like(catalog, spec.route) if name not in known]
+        return [made_table(spec, name, specs) for name in tables_named_like(catalog, spec.route) if name not in known]
 
 
 @dataclass(frozen=True, slots=True)

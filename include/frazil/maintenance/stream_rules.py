@@ -16,12 +16,14 @@ from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import counted, format_duration
-from frazil.status.flow import Flow
+from frazil.status.flow import FEWEST_RECORDS, HOUR_MS, Flow
 from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
-FEWEST_RECORDS = 100
-"""Number of records below which a percentage of them is not meaningful."""
+FEWEST_BAD = 10
+"""Number of bad records from which a large percentage of fewer than `FEWEST_RECORDS` is meaningful."""
+LARGE_PERCENTAGE = 50
+"""The threshold for a percentage of fewer than `FEWEST_RECORDS` records, unless the declared one is larger."""
 NAMED = 5
 """Number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -80,19 +82,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"the run folder of stream {name} cannot be read, so that no alert about its writer fires: "
         f"{next(iter(state.problems), 'unknown')}",
     )
-    down_s = _down_s(state, now_ms)
-    yield (
-        _writer(state, down_s, alerts)
-        if not (state.given_up and down_s)
-        else flag(
-            "writer",
-            True,
-            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
-            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
-            "alert",
-            "the supervisor gave up",
-        )
-    )
+    yield _writer(state, alerts, now_ms)
     yield Reading(
         "registry",
         int(state.registry),
@@ -116,7 +106,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"not help. {state.last_words} {status} and its writer.log have details",
     )
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
-    hour = flow.hour
+    seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else ago(flow.measured_ms)
     yield Reading(
         "waiting-batches",
         state.waiting_batches,
@@ -127,18 +117,16 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     )
     yield Reading(
         "dead-letters",
-        _share(hour.rejected, hour.records),
-        alerts.dead_letters,
-        _share_words(hour.rejected, hour.records),
-        f"{hour.rejected:,} of the {hour.records:,} records that stream {name} committed within the last hour are "
+        *_share(seen.rejected, seen.records, alerts.dead_letters),
+        _share_words(seen.rejected, seen.records),
+        f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} are "
         f"dead letters. Their table has the reasons, by error_class: a producer changed what it sends, or the schema",
     )
     yield Reading(
         "stale-changes",
-        _share(hour.stale, hour.records),
-        alerts.stale_changes,
-        _share_words(hour.stale, hour.records),
-        f"{hour.stale:,} of the {hour.records:,} records that stream {name} committed within the last hour were "
+        *_share(seen.stale, seen.records, alerts.stale_changes),
+        _share_words(seen.stale, seen.records),
+        f"{seen.stale:,} of the {seen.records:,} records that stream {name} committed within the last {within} were "
         f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have "
         "begun again within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
         "records again. `frazil audit` uses the same order, so compare the rows with the source database itself",
@@ -147,9 +135,12 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         yield from _rates(state.name, flow, alerts.dead_letters_per_minute)
 
 
-def _share(count: int, records: int) -> float | None:
-    """Return a percentage of a stream's records; None for too few records."""
-    return 100 * count / max(records, 1) if records >= FEWEST_RECORDS or not count else None
+def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
+    """Return a percentage of a stream's records, None for too few records, and the threshold for it."""
+    share = 100 * count / max(records, 1)
+    if records >= FEWEST_RECORDS or not count:
+        return share, limit
+    return share if count >= FEWEST_BAD else None, max(limit, LARGE_PERCENTAGE)
 
 
 def _share_words(count: int, records: int) -> str:
@@ -176,10 +167,31 @@ def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
         )
 
 
-def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading:
-    name = state.name
-    never = down_s == math.inf
-    runs = "has ever run on this host" if never else f"has run for {ago(int((down_s or 0) * 1000))}"
+def _writer(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
+    name, down_s = state.name, _down_s(state, now_ms)
+    if state.given_up and down_s:
+        return flag(
+            "writer",
+            True,
+            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
+            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
+            "alert",
+            "the supervisor gave up",
+        )
+    if state.needs_operator and state.desired != "paused":
+        return flag(
+            "writer",
+            True,
+            f"stream {name} is stopped: {state.sentence}. No writer is started before the cause is fixed; "
+            f"`frazil pause {name}` ends the alert",
+            f"stopped: {state.writer.exit_name}",
+        )
+    if down_s != math.inf:
+        runs = f"has run for {ago(int((down_s or 0) * 1000))}"
+    elif state.writer.has_ended:
+        runs = "runs, and why the last one ended is not recorded"
+    else:
+        runs = "has ever run on this host"
     last_words = f" {state.last_words}" if state.last_words else ""
     return Reading(
         "writer",

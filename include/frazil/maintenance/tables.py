@@ -136,4 +136,6 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
                 return made
     known = ", ".join(table.name for table in tables) or "none"
     message = f"no declared stream uses the table {name!r}; maintained are: {known}"
+    if own := next((spec.table.identifier for spec in specs if spec.name == name), None):
+        message = f"{name} is a stream; its table is {own}"
     raise SpecError("\n".join([message, *problems]))

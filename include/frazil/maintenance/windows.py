@@ -8,9 +8,9 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.maintenance.stream_rules import LateWindow
-from frazil.partitions.completeness import waiting_words
+from frazil.partitions.completeness import waiting_text
 from frazil.partitions.windows import Window
-from frazil.signals.completion import feeds_of
+from frazil.signals.completion import find_feeds
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 
@@ -26,7 +26,7 @@ def late_window(
     cursor = signals.cursor
     if cursor is None:
         return None
-    window = Window.of(cursor.through_us, cursor.grain)
+    window = Window.containing(cursor.through_us, cursor.grain)
     due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
     if due_ms > now_ms:
         return LateWindow(str(window), due_ms, "")
@@ -34,6 +34,6 @@ def late_window(
         table = catalog.load_table(signals.table)
     except NoSuchTableError:
         return None
-    waiting = waiting_words(feeds_of(table, specs), window)
+    waiting = waiting_text(find_feeds(table, specs), window)
     oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
     return LateWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)

@@ -16,13 +16,14 @@ from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, Logs, logs
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
-NEVER = -1
+NOT_DELETED = -1
+"""The index in `deleted_by` for a key without a delete."""
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestChanges:
     """The newest change of each key."""
 
     rows: pa.Table
@@ -34,7 +35,7 @@ class Newest:
     orders: pa.Array | None = None
     """The values that order the changes, for all changes of the batch."""
     deleted_by: NDArray[np.int64] | None = None
-    """The index, for each row, of its key's last delete without an order value, or `NEVER`.
+    """The index, for each row, of its key's last delete without an order value, or `NOT_DELETED`.
 
     None if the batch has no such delete.
     """
@@ -44,7 +45,7 @@ class Newest:
     Set only if they can decide the result: with `MergeRules.replays`, or with deletes that have no order value.
     """
 
-    def without(self, taken: NDArray[np.bool_]) -> Newest:
+    def without(self, taken: NDArray[np.bool_]) -> NewestChanges:
         stays = ~taken
         filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
@@ -58,35 +59,36 @@ class Newest:
         if self.deleted_by is None or self.places is None:
             return None
         numbers = self.deleted_by[rows]
-        return self.places.take(pa.array(numbers, mask=numbers == NEVER))
+        return self.places.take(pa.array(numbers, mask=numbers == NOT_DELETED))
 
 
-def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
+def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
     """Return the newest change of each key; see `MergeRules.order_by`.
 
     `ids` are the columns' field ids by name. Values that the newest change leaves out may come from an earlier change
     of the batch.
     """
     count = changes.num_rows
-    keys = codes_of([column(changes, name) for name in rules.key], count)
+    keys = encode_keys([column(changes, name) for name in rules.key], count)
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
-    places, offsets = places_of(changes), column(changes, OFFSET).to_numpy()
+    places, offsets = encode_partitions(changes), column(changes, OFFSET).to_numpy()
     if rules.by_position and rules.order_by and count:
-        order = _order_of_logs(order, logs(column(changes, rules.order_by)), keys, places, offsets)
-    bare = bare_deletes(changes, rules)
+        order = _order_across_logs(order, logs(column(changes, rules.order_by)), keys, places, offsets)
+    bare = unordered_deletes(changes, rules)
     several = count > 0 and places.max() != places.min()
     in_kafka = ranks(column(changes, TIMESTAMP)) if several else np.zeros(count, np.int64)
-    deleted_by = _deleted_by(bare, keys, places, offsets, in_kafka)
-    # Nothing wins that came before a delete without an order: by offset in its topic-partition, else by time.
+    deleted_by = _last_unordered_deletes(bare, keys, places, offsets, in_kafka)
+    # A change before a delete without an order value never wins. "Before" means by offset in the delete's
+    # topic-partition, and by time in others.
     later = np.where(places == places[deleted_by], offsets >= offsets[deleted_by], in_kafka >= in_kafka[deleted_by])
-    stands = later | (deleted_by == NEVER)
+    stands = later | (deleted_by == NOT_DELETED)
     ordered = np.lexsort((offsets, order, stands, places, keys))
-    last = ordered[_ends(keys[ordered], places[ordered])]
+    last = ordered[_run_ends(keys[ordered], places[ordered])]
     if several:
         of_all = np.lexsort((places[last], in_kafka[last], order[last], stands[last], keys[last]))
-        last = last[of_all[_ends(keys[last][of_all])]]
+        last = last[of_all[_run_ends(keys[last][of_all])]]
     numbers = np.sort(last)
-    found = Newest(changes.take(pa.array(numbers)), numbers, count - len(numbers))
+    found = NewestChanges(changes.take(pa.array(numbers)), numbers, count - len(numbers))
     if not count:
         return found
     if rules.order_by:
@@ -95,20 +97,20 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         found = replace(found, deleted_by=deleted_by[numbers])
     if bare.any() or rules.replays:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-    return _ChangesByKey(changes, ordered, keys, places).completed(found, ids)
+    return _ChangesByKey(changes, ordered, keys, places).fill_missing(found, ids)
 
 
-def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
-    """Return order values that put each newer log of a topic-partition above the log before it.
+def _order_across_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
+    """Return order values in which each newer log of a topic-partition comes after the log before it.
 
     `began_again` defines when a log begins again: with a change that is later than all changes before it. A change
     without a position gets the highest position before it in its log.
     """
     ordered = np.lexsort((offsets, places, keys))
-    begins = np.r_[True, _ends(keys[ordered], places[ordered])[:-1]]
+    begins = np.r_[True, _run_ends(keys[ordered], places[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
     known, of_times = np.unique(completed.ms, return_inverse=True)
-    latest = known[_highest(of_times[ordered], begins)]
+    latest = known[_running_maximum(of_times[ordered], begins)]
     before = np.where(begins, 0, np.r_[0, latest[:-1]])
     later = latest > before
     moved = _differs_from_last(completed.name, ordered, later, first) | _differs_from_last(
@@ -117,7 +119,7 @@ def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbe
     begins_again = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     number, at = np.cumsum(begins_again), order[ordered]
     found = np.empty_like(order)
-    highest = _highest(at, begins | begins_again)
+    highest = _running_maximum(at, begins | begins_again)
     found[ordered] = (number - number[first]) * (1 + order.max()) + np.where(at == 0, highest, at)
     return found
 
@@ -128,7 +130,7 @@ def _differs_from_last(
     """Mask of later changes whose name or server (`parts`) differs from that of the last later change of their
     group.
     """
-    codes = codes_of([parts], len(parts))[ordered]
+    codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
     last = np.r_[-1, last[:-1]]
@@ -136,14 +138,14 @@ def _differs_from_last(
     return found
 
 
-def _highest(values: Numbers, begins: NDArray[np.bool_]) -> Numbers:
+def _running_maximum(values: Numbers, begins: NDArray[np.bool_]) -> Numbers:
     """Return the running maximum within each group; a group begins where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
 
 
-def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def unordered_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of deletes without an order value, such as tombstones. They take effect at their position in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
@@ -154,21 +156,23 @@ def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     return found
 
 
-def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers) -> Numbers:
+def _last_unordered_deletes(
+    bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers
+) -> Numbers:
     """Return, for each change, the last bare delete of its key: the last by offset in a topic-partition, then by
     time.
     """
     bares = np.flatnonzero(bare)
     bares = bares[np.lexsort((offsets[bares], places[bares], keys[bares]))]
-    bares = bares[_ends(keys[bares], places[bares])]
+    bares = bares[_run_ends(keys[bares], places[bares])]
     bares = bares[np.lexsort((places[bares], times[bares], keys[bares]))]
-    bares = bares[_ends(keys[bares])]
-    of_key = np.full(1 + keys.max(initial=0), NEVER)
+    bares = bares[_run_ends(keys[bares])]
+    of_key = np.full(1 + keys.max(initial=0), NOT_DELETED)
     of_key[keys[bares]] = bares
     return of_key[keys]
 
 
-def places_of(changes: pa.Table) -> NDArray[np.int64]:
+def encode_partitions(changes: pa.Table) -> NDArray[np.int64]:
     """Return a number for the topic-partition of each row, ordered by topic and partition. The number breaks ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
@@ -176,7 +180,7 @@ def places_of(changes: pa.Table) -> NDArray[np.int64]:
     return places
 
 
-def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _run_ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mask of the last row in each run of rows with equal values."""
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
@@ -193,7 +197,7 @@ class _ChangesByKey:
     keys: NDArray[np.int64]
     places: NDArray[np.int64]
 
-    def completed(self, newest: Newest, ids: Mapping[str, int]) -> Newest:
+    def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
         """Return the newest changes; columns that they leave out are filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
@@ -222,7 +226,7 @@ class _ChangesByKey:
             before = self.ordered[at]
             if (self.keys[before], self.places[before]) != (self.keys[of], self.places[of]):
                 break
-            # A delete tells that all is gone: it has no value but its key's.
+            # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
             unset = set() if deletes else set(self.changes.column(KEPT)[int(before)].as_py() or ())
             for field_id in left - unset:
@@ -239,7 +243,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
     return plain(array)
 
 
-def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
+def encode_keys(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
     """Return a number for each row; rows with equal values in all columns get the same number. A null equals a null."""
     codes = np.zeros(count, np.int64)
     for array in columns:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
-How = Literal["auto", "copy-on-write", "merge-on-read"]
+RowRemoval = Literal["auto", "copy-on-write", "merge-on-read"]
 """How rows are removed from a data file.
 
 - `copy-on-write`: the file is rewritten without the rows.
@@ -59,7 +59,7 @@ class MergeRules:
     coordinates stays.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """Ends of the table's records, by `topic/partition`, for topics made again and truncated logs.
+    """Ends of the table's records, by `topic/partition`, for recreated topics and truncated logs.
 
     A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
     """
@@ -71,7 +71,7 @@ class MergeRules:
     This is needed when the stream has dead letters: a dead letter from between the two records must be recognised as
     older than the row.
     """
-    how: How = "auto"
+    how: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. With `window_us`, it counts changed rows by window."""
     window_us: int | None = None

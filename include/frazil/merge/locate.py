@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
-from frazil.merge.changes import Newest, column
+from frazil.merge.changes import NewestChanges, column
 from frazil.merge.contract import TableFile
 from frazil.merge.table_files import Reader
 
@@ -20,7 +20,7 @@ CHANGE_ROW, PLACE = "_change", "_place"
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedRows:
     """The rows of one data file whose keys have changes. Leaves out deleted rows."""
 
     file: TableFile
@@ -35,28 +35,30 @@ class Located:
 class KeyIndex:
     """An index of the changes' keys, for looking up many rows."""
 
-    def __init__(self, newest: Newest, key: tuple[str, ...]) -> None:
+    def __init__(self, newest: NewestChanges, key: tuple[str, ...]) -> None:
         self._key = key
         columns = {name: column(newest.rows, name) for name in key}
-        # The first filter is the column that tells most keys apart; few rows are left for the join.
+        # The first filter is the column with the most distinct values, so that few rows are left for the join.
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
-        self.bounds = {name: _ends(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)}
+        self.bounds = {
+            name: _min_max(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)
+        }
         """The minimum and maximum of key columns."""
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
-    def together(self) -> int:
-        """Number of rows to look up at once. A lookup costs at least as much as the number of keys, even for few
-        rows.
+    def batch_rows(self) -> int:
+        """Number of rows to look up at once. Even for few rows, the cost of a lookup grows with the number of
+        keys.
         """
         return max(2**18, int(self._keys.num_rows))
 
-    def places(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def find_rows(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the indexes of rows that have one of the keys, in order, and the change for each of these rows."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
-        if len(columns) == 1:  # the keys differ, so a value's place among them is its change
+        if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
             of = pc.index_in(first, self._values.cast(first.type))
             found = np.flatnonzero(of.is_valid().to_numpy(zero_copy_only=False))
             return found, of.drop_null().to_numpy().astype(np.int64)
@@ -79,49 +81,49 @@ def _is_ordered(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
-def _ends(array: pa.Array) -> tuple[Any, Any]:
+def _min_max(array: pa.Array) -> tuple[Any, Any]:
     found = pc.min_max(array).as_py()
     return found["min"], found["max"]
 
 
-def located(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[Located]:
+def locate_rows(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[LocatedRows]:
     """Find the rows with the changes' keys, file by file; `keys` is the schema of the key columns."""
-    found: list[list[_Part]] = [[] for _ in files]
+    found: list[list[_Match]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0
     for number, file in enumerate(files):
         with reader.open(file.path) as data:
-            for start, rows in data.groups(keys, data.may_hold(keys, index.bounds)):
+            for start, rows in data.row_groups(keys, data.may_hold(keys, index.bounds)):
                 pending.append((number, start, rows))
-                if sum(rows.num_rows for _, _, rows in pending) >= index.together:
+                if sum(rows.num_rows for _, _, rows in pending) >= index.batch_rows:
                     _match(index, pending, found)
                     pending = []
         whole = pending[0][0] if pending else number + 1
-        yield from (_located(reader, files[n], found[n]) for n in range(yielded, whole))
+        yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, whole))
         yielded = whole
     _match(index, pending, found)
-    yield from (_located(reader, files[n], found[n]) for n in range(yielded, len(files)))
+    yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, len(files)))
 
 
-_Part = tuple[NDArray[np.int64], NDArray[np.int64]]
+_Match = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Part]]) -> None:
+def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
     """Look up the rows of several row groups at once, and assign the results to the groups' files."""
     if not pending:
         return
-    places, of = index.places(pa.concat_tables([rows for _, _, rows in pending]))
+    places, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
     first = 0
     for number, start, rows in pending:
-        mine = slice(*np.searchsorted(places, (first, first + rows.num_rows)))
-        found[number].append((places[mine] - first + start, of[mine]))
+        rows_of_group = slice(*np.searchsorted(places, (first, first + rows.num_rows)))
+        found[number].append((places[rows_of_group] - first + start, of[rows_of_group]))
         first += rows.num_rows
 
 
-def _located(reader: Reader, file: TableFile, parts: list[_Part]) -> Located:
+def _make_located(reader: Reader, file: TableFile, parts: list[_Match]) -> LocatedRows:
     none = np.zeros(0, np.int64)
     positions = np.concatenate([none, *(positions for positions, _ in parts)])
     changes = np.concatenate([none, *(changes for _, changes in parts)])
-    deleted = reader.deleted(file)
-    there = ~np.isin(positions, deleted)
-    return Located(file, positions[there], changes[there], deleted)
+    deleted = reader.deleted_positions(file)
+    is_live = ~np.isin(positions, deleted)
+    return LocatedRows(file, positions[is_live], changes[is_live], deleted)

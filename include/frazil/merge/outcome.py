@@ -13,31 +13,42 @@ from numpy.typing import NDArray
 from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.ingest.source_log import began_again
-from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
+from frazil.merge.changes import (
+    NOT_DELETED,
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+    NewestChanges,
+    column,
+    unordered_deletes,
+)
 from frazil.merge.contract import MergeRules
 
 
-def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> NDArray[np.bool_]:
+def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> NDArray[np.bool_]:
     """Mask of changes that are older than the rows at the same index. Null is the oldest.
 
-    A delete without an order value removes every row before it, so no change after it is stale. `deletes` is the result
-    of `Newest.deletes_of` for these changes.
+    A delete without an order value removes every row before it, so no change after it is stale. `deletes` is the
+    result of `Newest.deletes_of` for these changes.
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
-    old = _is_kept(orders, changes, rows, rules)
+    old = _kept_rows(orders, changes, rows, rules)
     if deletes is None:
         return old
-    gone = _earlier(rows, deletes, rules, unknown=not rules.replays)
+    gone = _earlier_rows(rows, deletes, rules, unknown=not rules.replays)
     never = _mask(column(deletes, OFFSET).is_null())
-    return np.where(never, old, ~gone & (old | bare_deletes(changes, rules)))
+    return np.where(never, old, ~gone & (old | unordered_deletes(changes, rules)))
 
 
-def _is_kept(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def _kept_rows(
+    orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules
+) -> NDArray[np.bool_]:
     """Mask of rows that are not replaced by changes with these order values and Kafka coordinates (`places`).
 
     For the coordinates, see `MergeRules.replays`.
     """
-    kept = ~_earlier(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
+    kept = ~_earlier_rows(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
@@ -52,7 +63,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
     return below & ~began_again(new, old) if rules.by_position else below
 
 
-def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
+def _earlier_rows(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
     """Mask of rows older than the record at the same index of `places`.
 
     For rows without coordinates the result is `unknown`.
@@ -63,12 +74,12 @@ def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bo
         pc.equal(column(rows, TOPIC), column(places, TOPIC)),
         pc.equal(column(rows, PARTITION), column(places, PARTITION)),
     )
-    before = pc.or_(pc.less(column(rows, OFFSET), column(places, OFFSET)), _is_former(rows, rules))
+    before = pc.or_(pc.less(column(rows, OFFSET), column(places, OFFSET)), _former_rows(rows, rules))
     sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
     return _mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
 
 
-def _is_former(rows: pa.Table, rules: MergeRules) -> pa.Array:
+def _former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
     """Mask of rows of records that their topic-partition no longer has; see `MergeRules.landed`."""
     if not rules.landed:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
@@ -79,7 +90,7 @@ def _is_former(rows: pa.Table, rules: MergeRules) -> pa.Array:
     return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
 
 
-def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of upserts that have the same values as their rows.
 
     Values that the changes leave out must be filled already.
@@ -88,20 +99,22 @@ def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[n
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
             same &= equal(column(changes, name), column(rows, name))
-    found: NDArray[np.bool_] = same & ~deletes(changes)
+    found: NDArray[np.bool_] = same & ~delete_mask(changes)
     return found
 
 
-def renewed(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of unchanged rows that take the coordinates of their changes."""
-    return _earlier(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
+    return (
+        _earlier_rows(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
+    )
 
 
-def deletes(changes: pa.Table) -> NDArray[np.bool_]:
+def delete_mask(changes: pa.Table) -> NDArray[np.bool_]:
     return _mask(pc.equal(column(changes, CHANGE), DELETE))
 
 
-def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
+def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
     """Fill the columns that a change leaves out with the values of the table's row. `ids` are field ids by column
     name.
     """
@@ -120,17 +133,19 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
     return changes
 
 
-def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newest, rules: MergeRules) -> pa.Table:
+def keep_newer_row_values(
+    changes: pa.Table, rows: pa.Table, indexes: NDArray[np.int64], newest: NewestChanges, rules: MergeRules
+) -> pa.Table:
     """Replace values that came from a stale change of the batch with the values of the table's rows.
 
-    `of` are the indexes of the changes among the newest changes.
+    `indexes` are the indexes of `changes` among the newest changes.
     """
-    cut = np.zeros(len(of), np.bool_) if newest.deleted_by is None else newest.deleted_by[of] != NEVER
+    cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, places = (
-            None if all_ is None else all_.take(pa.array(numbers[of])) for all_ in (newest.orders, newest.places)
+            None if all_ is None else all_.take(pa.array(numbers[indexes])) for all_ in (newest.orders, newest.places)
         )
-        older = _is_kept(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
+        older = _kept_rows(orders, places, rows, rules) & (numbers[indexes] != newest.numbers[indexes]) & ~cut
         if older.any():
             at = changes.schema.get_field_index(name)
             values = chosen(older, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
@@ -150,7 +165,7 @@ def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
         return same
     if pa.types.is_nested(kind):
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
-        return np.fromiter((_alike(a, b) for a, b in pairs), np.bool_, len(one))
+        return np.fromiter((_equal_nested(a, b) for a, b in pairs), np.bool_, len(one))
     same = _mask(pc.fill_null(pc.equal(one, other.cast(kind)), False))
     same |= _mask(one.is_null()) & _mask(other.is_null())
     if pa.types.is_floating(kind):
@@ -159,11 +174,11 @@ def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     return same
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _equal_nested(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
+        return one.keys() == other.keys() and all(_equal_nested(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(map(_equal_nested, one, other))
     if isinstance(one, float) and isinstance(other, float) and one == other:
         return math.copysign(1, one) == math.copysign(1, other)
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN

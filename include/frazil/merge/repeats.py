@@ -1,4 +1,4 @@
-"""One task of a merge that drops repeats: rows whose key occurred before, close in event time.
+"""Runs one task of a merge that drops repeats: rows whose key occurred before, close in event time.
 
 The rows of a batch are staged as data files. Each task of the first round looks up the keys of these rows in some of
 the table's files. Each task of the last round also finds all repeats within the batch, and rewrites those of its files
@@ -25,7 +25,17 @@ from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.changes import OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, codes_of, column, places_of, ranks
+from frazil.merge.changes import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+    NewestChanges,
+    column,
+    encode_keys,
+    encode_partitions,
+    ranks,
+)
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
 from frazil.merge.locate import KeyIndex
 from frazil.merge.table_files import Reader
@@ -77,8 +87,11 @@ class _Task:
     def result(self) -> MergeResult:
         batch = self._batch()
         if not self.task.inserts:
-            there = beside(batch.codes, batch.times, *self._table_rows(batch), within_us=self._within_us) & batch.timed
-            matched = BitMap64(np.flatnonzero(there).tolist()).serialize()
+            is_repeat = (
+                repeats_of_table(batch.codes, batch.times, *self._table_rows(batch), within_us=self._within_us)
+                & batch.timed
+            )
+            matched = BitMap64(np.flatnonzero(is_repeat).tolist()).serialize()
             return MergeResult((), (), (), Counts(), matched, bytes_read=self.reader.bytes_read)
         repeated = np.zeros(len(batch.codes), np.bool_)
         if self.task.matched:
@@ -90,14 +103,14 @@ class _Task:
         rules = self.context.rules
         names = dict.fromkeys((*rules.key, self._event_time, TOPIC, PARTITION, OFFSET, TIMESTAMP))
         schema = self.schema.select(*names)
-        files = [self.reader.whole(path, schema) for path in self.task.changes]
+        files = [self.reader.read_all(path, schema) for path in self.task.changes]
         starts = (0, *np.cumsum([rows.num_rows for rows in files]).tolist())
         rows = pa.concat_tables(files)
         times = column(rows, self._event_time)
         return _Batch(
             rows.select(list(rules.key)),
-            codes_of([column(rows, name) for name in rules.key], rows.num_rows),
-            _micros(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
+            encode_keys([column(rows, name) for name in rules.key], rows.num_rows),
+            _to_microseconds(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
             times.is_valid().to_numpy(zero_copy_only=False),
             rows.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]),
             starts,
@@ -117,25 +130,25 @@ class _Task:
         """Return the key numbers and event times of those table rows whose keys are in the batch."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
-        index = KeyIndex(Newest(batch.keys.take(pa.array(first)), first, 0), rules.key)
+        index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for rows in self._live_rows(index.together):
-            places, of = index.places(rows)
+        for rows in self._live_rows(index.batch_rows):
+            places, of = index.find_rows(rows)
             times = column(rows, self._event_time).take(pa.array(places))
             known = times.is_valid().to_numpy(zero_copy_only=False)
-            found.append((codes[of[known]], _micros(times.drop_null())))
+            found.append((codes[of[known]], _to_microseconds(times.drop_null())))
         return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of the task's files, without deleted rows; each table has about `together`
+        """Yield keys and event times of the task's files, without deleted rows; each table has about `batch_rows`
         rows.
         """
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
-            deleted = self.reader.deleted(file)
+            deleted = self.reader.deleted_positions(file)
             with self.reader.open(file.path) as data:
-                for start, rows in data.groups(schema):
+                for start, rows in data.row_groups(schema):
                     stays = np.ones(rows.num_rows, np.bool_)
                     stays[deleted[(deleted >= start) & (deleted < start + rows.num_rows)] - start] = False
                     pending.append(rows.filter(pa.array(stays)))
@@ -146,15 +159,15 @@ class _Task:
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return those of the remaining rows that repeat another row of the batch.
+        """Return which of the remaining rows repeat another row of the batch.
 
         Sorts only rows whose key occurs more than once.
         """
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
-        order = _order(batch.places.take(pa.array(several)))
-        return several[repeats(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
+        order = _rank_rows(batch.places.take(pa.array(several)))
+        return several[repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
         """Rewrite the files of this task's share that have repeats, and count the rows that are kept and dropped."""
@@ -175,7 +188,7 @@ class _Task:
     def _copy(self, path: str, gone: Mask) -> None:
         schema = self.writer.layout.arrow_schema
         with self.reader.open(path) as data:
-            for start, rows in data.groups(self.schema):
+            for start, rows in data.row_groups(self.schema):
                 stays = ~gone[start : start + rows.num_rows]
                 if stays.any():
                     self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
@@ -188,13 +201,15 @@ class _Task:
         return dict(zip(starts.tolist(), rows.tolist(), strict=True))
 
 
-def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, within_us: int) -> Mask:
-    """Mask of rows that have a row with the same key nearby in event time, in the table. Pure.
+def repeats_of_table(
+    codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
+) -> Mask:
+    """Mask of rows for which the table has a row with the same key nearby in event time. Pure.
 
-    `there` has the key numbers of the table's rows, `at` their event times.
+    `table_codes` has the key numbers of the table's rows, `table_times` their event times.
     """
     count = len(codes)
-    keys, moments = np.r_[codes, there], np.r_[times, at]
+    keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
     places = np.arange(len(ordered))
     of_table = ordered >= count
@@ -204,13 +219,13 @@ def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, withi
     for neighbour, exists in ((before, before >= 0), (after, after < len(ordered))):
         other = ordered[np.clip(neighbour, 0, max(len(ordered) - 1, 0))]
         same = exists & (keys[other] == keys[ordered])
-        near |= same & _near(moments[other], moments[ordered], within_us)
+        near |= same & _are_near(moments[other], moments[ordered], within_us)
     found = np.zeros(len(ordered), np.bool_)
     found[ordered] = near
     return found[:count]
 
 
-def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
+def repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
     """Mask of rows that repeat an earlier kept row, in the order of the rows. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
@@ -218,18 +233,18 @@ def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -
     is_first = np.r_[True, keys[1:] != keys[:-1]][:count]
     group = np.cumsum(is_first) - 1
     first = np.flatnonzero(is_first)
-    near = _near(moments[first[group]], moments, within_us) if count else np.zeros(0, np.bool_)
+    near = _are_near(moments[first[group]], moments, within_us) if count else np.zeros(0, np.bool_)
     dropped = near & ~is_first
     ends = np.r_[first[1:], count]
-    for number in np.unique(group[~near]).tolist():  # few keys come back later than `within`
+    for number in np.unique(group[~near]).tolist():  # few keys recur after more than `within_us`
         start, end = int(first[number]), int(ends[number])
-        dropped[start:end] = _one_by_one(moments[start:end].tolist(), within_us)
+        dropped[start:end] = _repeats_of_key(moments[start:end].tolist(), within_us)
     found = np.zeros(count, np.bool_)
     found[ordered] = dropped
     return found
 
 
-def _one_by_one(times: list[int], within_us: int) -> list[bool]:
+def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
     """Return, for each of one key's event times in order, whether it repeats a kept time."""
     kept: list[int] = []
     dropped = []
@@ -242,20 +257,20 @@ def _one_by_one(times: list[int], within_us: int) -> list[bool]:
     return dropped
 
 
-def _near(one: Numbers, other: Numbers, within_us: int) -> Mask:
+def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
     """Mask of times that are at most `within_us` apart; cannot overflow."""
     later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
-def _order(rows: pa.Table) -> Numbers:
+def _rank_rows(rows: pa.Table) -> Numbers:
     """Return a rank for each row of a batch: within a topic-partition by offset, across topic-partitions by Kafka
     timestamp.
 
     A producer may send timestamps that go back, so the running maximum within the topic-partition counts.
     """
     count = rows.num_rows
-    places, offsets = places_of(rows), column(rows, OFFSET).to_numpy()
+    places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = ranks(column(rows, TIMESTAMP))
     ordered = np.lexsort((np.arange(count), offsets, places))
     begins = np.flatnonzero(np.r_[True, np.diff(places[ordered]) != 0][:count])
@@ -268,6 +283,6 @@ def _order(rows: pa.Table) -> Numbers:
     return found
 
 
-def _micros(times: pa.Array) -> Numbers:
+def _to_microseconds(times: pa.Array) -> Numbers:
     found: Numbers = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
     return found

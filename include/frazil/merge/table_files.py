@@ -64,22 +64,22 @@ class Reader:
         self.rows_read += rows.num_rows
         self.on_progress(self.rows_read)
 
-    def whole(self, path: str, schema: Schema) -> pa.Table:
+    def read_all(self, path: str, schema: Schema) -> pa.Table:
         found = self.open(path)
         with found:
-            return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.groups(schema))])
+            return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))])
 
-    def deleted(self, file: TableFile) -> NDArray[np.int64]:
+    def deleted_positions(self, file: TableFile) -> NDArray[np.int64]:
         """Return the positions of a data file's rows that delete files name, in order."""
-        found = [self._of(delete).get(file.path) for delete in file.deletes]
-        there = [positions for positions in found if positions is not None]
-        return np.unique(np.concatenate(there)) if there else np.zeros(0, np.int64)
+        found = [self._positions_by_file(delete).get(file.path) for delete in file.deletes]
+        named = [positions for positions in found if positions is not None]
+        return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
 
-    def _of(self, delete: DeleteFile) -> dict[str, NDArray[np.int64]]:
+    def _positions_by_file(self, delete: DeleteFile) -> dict[str, NDArray[np.int64]]:
         if delete.path in self._deletes:
             return self._deletes[delete.path]
         by_path = self.deletes(delete.path)
-        if not delete.alone:  # several data files ask for it
+        if not delete.alone:  # several data files share this delete file
             self._deletes[delete.path] = by_path
         return by_path
 
@@ -87,10 +87,10 @@ class Reader:
         """Return the positions that a position-delete file names, in order, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.read(rows)
-        return _by_path(rows)
+        return _group_by_path(rows)
 
 
-def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
+def _group_by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
     """Group the positions in a delete file by data file. A delete file may name thousands of data files."""
     if not deletes.num_rows:
         return {}
@@ -121,13 +121,13 @@ class DataReader:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Yield the position of each row group's first row, and the group's rows in the given schema.
 
         `wanted` selects row groups; None selects all.
         """
         physical, expected = self._physical(), arrow_schema(schema)
-        # As PyIceberg's own scan: a list or a map is selected by what is in it.
+        # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
         names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
@@ -141,13 +141,13 @@ class DataReader:
             ]
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
 
-    def at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
+    def rows_at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
         """Return the rows at these positions, which must be sorted."""
         parts = [no_rows(arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
-        for start, rows in self.groups(schema, groups):
-            mine = positions[(positions >= start) & (positions < start + rows.num_rows)] - start
-            parts.append(rows.take(pa.array(mine)))
+        for start, rows in self.row_groups(schema, groups):
+            indexes = positions[(positions >= start) & (positions < start + rows.num_rows)] - start
+            parts.append(rows.take(pa.array(indexes)))
         return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: Bounds) -> list[int]:
@@ -158,7 +158,7 @@ class DataReader:
 
         def may(group: int) -> bool:
             of = metadata.row_group(group)
-            return all(_overlap(of.column(place).statistics, names[path]) for path, place in places.items())
+            return all(_may_overlap(of.column(place).statistics, names[path]) for path, place in places.items())
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
@@ -174,7 +174,7 @@ class DataReader:
         return [0, *np.cumsum(sizes).tolist()]
 
 
-def _overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
+def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     """Whether a column may have values between the ends.
 
     Returns True for statistics of types that are not compared.

@@ -1,4 +1,4 @@
-"""One task of a merge: merges the newest changes into some of the table's files."""
+"""Runs one task of a merge: merges the newest changes into some of the table's files."""
 
 from __future__ import annotations
 
@@ -18,15 +18,22 @@ from pyroaring import BitMap64
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.changes import Newest, column, newest_by_key
-from frazil.merge.contract import Counts, How, MergeContext, MergeResult, MergeTask, TableFile
-from frazil.merge.locate import KeyIndex, Located, located
-from frazil.merge.outcome import deletes, filled, fresh, renewed, stale, unchanged
+from frazil.merge.changes import NewestChanges, column, find_newest_changes
+from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, RowRemoval, TableFile
+from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
+from frazil.merge.outcome import (
+    delete_mask,
+    fill_left_out,
+    keep_newer_row_values,
+    renewed_rows,
+    stale_changes,
+    unchanged_rows,
+)
 from frazil.merge.repeats import drop_repeats
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
 
-NEVER = np.iinfo(np.int64).min
-"""Stands for a missing event time."""
+NO_EVENT_TIME = np.iinfo(np.int64).min
+"""The number for a missing event time."""
 
 
 def merge(
@@ -51,7 +58,7 @@ def merge(
 class _RemovedRows:
     """The rows that are removed from one data file."""
 
-    found: Located
+    found: LocatedRows
     positions: NDArray[np.int64]
     """Positions of the rows that this merge removes from the file."""
 
@@ -82,15 +89,15 @@ class _Merge:
         rules, task = self.context.rules, self.task
         changes_schema = Schema.model_validate_json(self.context.changes.schema_json)
         none = no_rows(arrow_schema(changes_schema))
-        changes = pa.concat_tables([none, *(self.reader.whole(path, changes_schema) for path in task.changes)])
-        newest = newest_by_key(changes, rules, self.ids)
+        changes = pa.concat_tables([none, *(self.reader.read_all(path, changes_schema) for path in task.changes)])
+        newest = find_newest_changes(changes, rules, self.ids)
         del changes
         last = task.inserts or not task.files
         self._count(superseded=newest.superseded if last else 0)
         if not task.files and task.matched:
             newest = newest.without(np.isin(newest.numbers, np.array(BitMap64.deserialize(task.matched), np.int64)))
         matched = np.zeros(newest.rows.num_rows, np.bool_)
-        leaving = list(self._leaving(newest, matched))
+        leaving = list(self._match_files(newest, matched))
         if last:
             self._insert(newest.without(matched))
         replaced, dropped = self._remove_rows(leaving)
@@ -99,32 +106,32 @@ class _Merge:
         read = self.reader.bytes_read
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
-    def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
+    def _match_files(self, newest: NewestChanges, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
         """Match all files: write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
-        for found in located(self.reader, self.task.files, index, keys):
-            first = ~matched[found.changes]  # a key that others wrote twice is updated once
+        for found in locate_rows(self.reader, self.task.files, index, keys):
+            first = ~matched[found.changes]  # a key that other programs wrote twice is updated once
             once = np.zeros(len(first), np.bool_)
             once[np.unique(found.changes, return_index=True)[1]] = True
             first &= once
             matched[found.changes] = True
-            leaves = self._updated(newest, found, first) if len(found.positions) else found.positions
+            leaves = self._apply_changes(newest, found, first) if len(found.positions) else found.positions
             yield _RemovedRows(found, leaves)
 
-    def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def _apply_changes(self, newest: NewestChanges, found: LocatedRows, first: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the positions of the rows that are removed from the file because a change updates or deletes them."""
         rules = self.context.rules
         with self.reader.open(found.file.path) as data:
-            rows = data.at(self.schema, found.positions)
+            rows = data.rows_at(self.schema, found.positions)
         changes = newest.rows.take(pa.array(found.changes))
-        changes = filled(fresh(changes, rows, found.changes, newest, rules), rows, self.ids)
-        old = stale(changes, rows, rules, newest.deletes_of(found.changes))
-        same = unchanged(changes, rows, rules) & ~old
-        gone = deletes(changes) & ~old
+        changes = fill_left_out(keep_newer_row_values(changes, rows, found.changes, newest, rules), rows, self.ids)
+        old = stale_changes(changes, rows, rules, newest.deletes_of(found.changes))
+        same = unchanged_rows(changes, rows, rules) & ~old
+        gone = delete_mask(changes) & ~old
         new = ~old & ~same & ~gone
-        renews = same & renewed(changes, rows, rules)
+        renews = same & renewed_rows(changes, rows, rules)
         self._count(
             stale=int((old & first).sum()),
             unchanged=int((same & first).sum()),
@@ -133,25 +140,24 @@ class _Merge:
         )
         self._write(changes.filter(pa.array(new & first)))
         self._put(changes.filter(pa.array(renews & first)))
-        self._count_windows(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
-        return found.positions[
-            (gone | new | renews) & first | ~old & ~first
-        ]  # of a key that others wrote twice, one row stays
+        self._count_windows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
+        # If other programs wrote a key twice, one row stays.
+        return found.positions[(gone | new | renews) & first | ~old & ~first]
 
-    def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
+    def _changes_window(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
         """Mask of rows that their changes move to another window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
         before, after = (
-            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NEVER).to_numpy() // rules.window_us
+            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
             for of in (rows, changes)
         )
         moved: NDArray[np.bool_] = before != after
         return moved
 
-    def _insert(self, unmatched: Newest) -> None:
-        gone = deletes(unmatched.rows)
+    def _insert(self, unmatched: NewestChanges) -> None:
+        gone = delete_mask(unmatched.rows)
         self._count(unchanged=int(gone.sum()), inserted=int((~gone).sum()))
         self._write(unmatched.rows.filter(pa.array(~gone)))
 
@@ -181,11 +187,11 @@ class _Merge:
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
-        for of in _by_partition(leaving):
+        for of in _group_by_partition(leaving):
             left = {one.found.file: len(one.positions) + len(one.found.deleted) for one in of if len(one.positions)}
             files = [one.found.file for one in of]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            rewritten_paths = rewritten(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
+            rewritten_paths = files_to_rewrite(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
             for one in of:
                 file, gone = one.found.file, np.union1d(one.positions, one.found.deleted)
                 if file.path in rewritten_paths:
@@ -201,10 +207,10 @@ class _Merge:
     def _copy(self, file: TableFile, without: NDArray[np.int64]) -> None:
         schema = self.writer.layout.arrow_schema
         with self.reader.open(file.path) as data:
-            for start, rows in data.groups(self.schema):
+            for start, rows in data.row_groups(self.schema):
                 stays = np.ones(rows.num_rows, np.bool_)
-                mine = without[(without >= start) & (without < start + rows.num_rows)] - start
-                stays[mine] = False
+                positions = without[(without >= start) & (without < start + rows.num_rows)] - start
+                stays[positions] = False
                 if stays.any():
                     self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
 
@@ -212,7 +218,7 @@ class _Merge:
         self.counts += dataclasses.replace(Counts(), **found)
 
 
-def _by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
+def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
     found: dict[tuple[object, ...], list[_RemovedRows]] = {}
     for one in leaving:
         found.setdefault((one.found.file.spec_id, one.found.file.partition), []).append(one)
@@ -221,16 +227,17 @@ def _by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
 
 MAX_DELETED_SHARE = 0.2
 """Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
-TIER = 4
-"""Files at most this many times as large as the new file are rewritten with it, if `MIN_JOINED_FILES` or more exist.
+MAX_TIER_RATIO = 4
+"""Maximum size of a file that is rewritten together with the new file, as a multiple of the new file's size.
 
-So each row is rewritten once per size tier, and a partition has few files of each tier.
+Files are rewritten together only if at least `MIN_JOINED_FILES` of them exist. So each row is rewritten once per size
+tier, and a partition has few files of each tier.
 """
 MIN_JOINED_FILES = 4
-SMALL_BYTES = 64 * 2**10
-"""Files below this size all cost readers the same."""
+MIN_FILE_BYTES = 64 * 2**10
+"""Size in bytes below which all files cost readers the same."""
 SMALLER_BYTES = 2**20
-"""File size below which the allowed share of deleted rows shrinks in proportion.
+"""File size in bytes below which the allowed share of deleted rows shrinks in proportion.
 
 A small data file costs less to rewrite, but its delete file costs readers as much as any other. With this rule, each
 deleted row costs the same number of rewritten bytes for files of any size.
@@ -239,7 +246,9 @@ ROW_BYTES = 50
 """The assumed bytes per row if no file shows the actual size."""
 
 
-def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int) -> set[str]:
+def files_to_rewrite(
+    how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
+) -> set[str]:
     """Return the paths of the data files to rewrite.
 
     `leaving` has the number of rows to remove from each file, including rows that delete files already remove. `files`
@@ -250,23 +259,23 @@ def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableF
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
     found = {file.path for file, rows in leaving.items() if rows > _max_deleted_rows(file)}
-    return found | _joining(files, found, leaving, new_rows)
+    return found | _files_to_join(files, found, leaving, new_rows)
 
 
 def _max_deleted_rows(file: TableFile) -> float:
     return MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
 
 
-def _joining(
+def _files_to_join(
     files: Sequence[TableFile], rewritten: set[str], leaving: Mapping[TableFile, int], new_rows: int
 ) -> set[str]:
     """Return the small files that are rewritten together with the new rows."""
     copied = sum(file.bytes * (1 - leaving[file] / file.records) for file in files if file.path in rewritten)
-    size = max(SMALL_BYTES, _bytes(files, new_rows) + copied)
+    size = max(MIN_FILE_BYTES, _estimate_bytes(files, new_rows) + copied)
     rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)
     joined: set[str] = set()
     while True:
-        tier = [file for file in rest if file.bytes <= TIER * size]
+        tier = [file for file in rest if file.bytes <= MAX_TIER_RATIO * size]
         if len(tier) < MIN_JOINED_FILES:
             return joined
         joined |= {file.path for file in tier}
@@ -274,6 +283,6 @@ def _joining(
         rest = rest[len(tier) :]
 
 
-def _bytes(files: Sequence[TableFile], rows: int) -> float:
+def _estimate_bytes(files: Sequence[TableFile], rows: int) -> float:
     records = sum(file.records for file in files)
     return rows * (sum(file.bytes for file in files) / records if records else ROW_BYTES)

@@ -1,3 +1,3 @@
-"""Kafka offsets of topic-partitions, as spans and as counts. No I/O."""
+"""Computes with Kafka offsets of topic-partitions, as spans and as counts. No I/O."""
 
 from __future__ import annotations

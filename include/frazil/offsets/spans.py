@@ -1,4 +1,4 @@
-"""Offsets of topic-partitions as spans `[start, end)` and as bitmaps. No I/O."""
+"""Computes with offsets of topic-partitions as spans `[start, end)` and as bitmaps. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 """Spans by topic-partition: sorted, non-empty and without overlaps."""
 
 
-def unread(
+def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
     """Return the number of offsets between a position and the ends. A partition without a position starts at
@@ -24,7 +24,7 @@ def unread(
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
 
-def between(start: int, end: int) -> BitMap64:
+def offset_bitmap(start: int, end: int) -> BitMap64:
     """Return a bitmap of all offsets in `[start, end)`."""
     whole = BitMap64()
     if end > start:
@@ -32,12 +32,12 @@ def between(start: int, end: int) -> BitMap64:
     return whole
 
 
-def runs(found: BitMap64, within: Span) -> Iterator[Span]:
+def offset_runs(found: BitMap64, within: Span) -> Iterator[Span]:
     """Yield the runs of consecutive offsets of a bitmap. The cost grows with the number of runs, not of offsets."""
     end = within[1]
-    others = between(*within) - found
+    others = offset_bitmap(*within) - found
     for offsets_of in (found, others):
-        offsets_of.add(end)  # a sentinel: every search ends there
+        offsets_of.add(end)  # a sentinel, at which every search ends
     start = found.min()
     while start < end:
         after = others.next_set_bit(start)
@@ -45,24 +45,24 @@ def runs(found: BitMap64, within: Span) -> Iterator[Span]:
         start = found.next_set_bit(after)
 
 
-def within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
+def offsets_within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
     """Return the record offsets that lie inside the spans. Topic-partitions without such records are left out."""
-    found = {tp: records[tp] & of for tp, of in bitmaps(spans).items()}
+    found = {tp: records[tp] & of for tp, of in to_bitmaps(spans).items()}
     return {tp: offsets_of for tp, offsets_of in found.items() if offsets_of}
 
 
-def holding(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
+def spans_with_records(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
     """Return only the spans that contain at least one of the record offsets."""
     kept = {tp: tuple(s for s in of if records[tp].range_cardinality(*s)) for tp, of in spans.items()}
     return {tp: of for tp, of in kept.items() if of}
 
 
-def offsets(spans: Spans) -> int:
+def count_offsets(spans: Spans) -> int:
     """Return the number of offsets in the spans. Kafka's logs have gaps, so the spans may contain fewer records."""
     return sum(end - start for of in spans.values() for start, end in of)
 
 
-def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
+def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
     """Merge `[start, end)` pieces, given in any order, into spans. Empty pieces are dropped; touching or overlapping
     pieces are joined.
     """
@@ -76,7 +76,7 @@ def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
     return {tp: tuple(of) for tp, of in whole.items() if of}
 
 
-def bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
+def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the spans."""
     found = {tp: BitMap64() for tp in spans}
     for tp, of in spans.items():
@@ -86,7 +86,7 @@ def bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
 
 
 def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
-    """Return all offsets that any of them has."""
+    """Return the union of the offsets of several mappings, by topic-partition."""
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:
         for tp, offsets_of in each.items():
@@ -94,5 +94,6 @@ def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicParti
     return dict(whole)
 
 
-def overlap(some: Spans, others: Spans) -> bool:
+def spans_overlap(some: Spans, others: Spans) -> bool:
+    """Whether any offset is in both."""
     return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))

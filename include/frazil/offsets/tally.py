@@ -23,7 +23,7 @@ class OffsetTally:
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
         self.repeated = BitMap64()
-        """Seen at least twice."""
+        """The offsets that were seen at least twice."""
         self.rows = 0
         self.add(offsets)
 
@@ -53,12 +53,12 @@ class OffsetTally:
 Tallies = Mapping[TopicPartition, OffsetTally]
 
 
-def seen(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
+def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
     """Return the offsets that each tally has seen, without the duplicates."""
     return {tp: found.seen for tp, found in tallies.items()}
 
 
-def together(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
+def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
     """Add up several tallies. An offset that two of the tallies contain counts as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
@@ -67,7 +67,7 @@ def together(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
     return dict(whole)
 
 
-def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
+def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
     """Yield the first runs of consecutive offsets as `(first, last)`, at most `limit` runs."""
     start: int | None = None
     last = -1

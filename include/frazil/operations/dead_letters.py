@@ -10,9 +10,17 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.dead_letter_counts import HOUR_MS, NOTHING, Changes, Counts, dead_letter_changes, in_spans, span_of
-from frazil.commit.history import ancestors, changes_of, commit_records
-from frazil.commit.reasons import Reason, Reasons, reasons_in
+from frazil.commit.dead_letter_counts import (
+    HOUR_MS,
+    NO_CHANGES,
+    Changes,
+    Counts,
+    dead_letter_changes,
+    span_start,
+    sum_by_span,
+)
+from frazil.commit.history import ancestors, commit_records, merge_counts
+from frazil.commit.reasons import Reason, Reasons, parse_reasons
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS, counted_since
@@ -83,7 +91,7 @@ def _replay_sentence(summary: Mapping[str, str] | None) -> str:
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
-    repeated = changes_of(summary).get("repeated", 0)
+    repeated = merge_counts(summary).get("repeated", 0)
     dropped = f" {repeated:,} repeated a row and {'was' if repeated == 1 else 'were'} dropped," if repeated else ""
     rows = counted(int(landed) - repeated, "record")
     return f"dead letters were replayed: {rows} landed,{dropped} {int(failed):,} failed again"
@@ -99,8 +107,8 @@ def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatm
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
     since = [one for one in treatments if one.at_ms >= begin_ms]
-    span = max((one.changes.span for one in since), default=NOTHING.span)
-    first, last = (span_of(ms // HOUR_MS, span) for ms in (begin_ms - COMMITTED_MS, begin_ms))
+    span = max((one.changes.span for one in since), default=NO_CHANGES.span)
+    first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - COMMITTED_MS, begin_ms))
     reasons: dict[str, Reason] = {}
     there, of_first = Counter[str](), Counter[str]()
     for at_ms, found, changes in _changes(main, stream, since, begin_ms=begin_ms):
@@ -108,7 +116,7 @@ def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatm
             reasons[name] = reasons.get(name, Reason(0)) + summary
             there[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + COMMITTED_MS else 0
-        for name, change in _changes_since(range(first, last + 1), of_first, in_spans(changes.by, span)).items():
+        for name, change in _changes_since(range(first, last + 1), of_first, sum_by_span(changes.by, span)).items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
@@ -123,9 +131,9 @@ def _changes(
 ) -> Iterator[tuple[int, Reasons, Changes]]:
     """Yield the time, rejections and changes of each batch, replay and discard since `begin_ms`, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
-    found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), NOTHING) for batch in batches]
-    find_treatments: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
-    return iter(sorted([*found, *find_treatments], key=lambda one: one[0]))
+    found = [(batch.timestamp_ms, parse_reasons(summary_of(batch)), NO_CHANGES) for batch in batches]
+    treated: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
+    return iter(sorted([*found, *treated], key=lambda one: one[0]))
 
 
 def _changes_since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:

@@ -37,7 +37,7 @@ from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, read_table_history
 from frazil.operations.table_view import Shape, shape_of
-from frazil.partitions.completeness import Cursor, complete_to, moment
+from frazil.partitions.completeness import Cursor, complete_until_us, format_time
 from frazil.partitions.windows import Window
 from frazil.signals.completion import assess
 from frazil.signals.signal_table import TableSignals
@@ -46,7 +46,7 @@ from frazil.spec.references import kafka_properties
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
 from frazil.table.branches import MAIN, head_of
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
@@ -65,14 +65,14 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
     `specs` are all streams that feed the table.
     """
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
-    bound, cursor = complete_to(seen.feeds), seen.signals.cursor
+    bound, cursor = complete_until_us(seen.feeds), seen.signals.cursor
     held = sorted(Window(us, cursor.grain).key for us in cursor.held) if cursor else []
-    complete = None if bound is None else moment(seen.grain.floor(bound))
+    complete = None if bound is None else format_time(seen.grain.floor(bound))
     through_us = seen.decision.through_us
-    following = None if through_us is None else Window.of(through_us, seen.grain)
+    following = None if through_us is None else Window.containing(through_us, seen.grain)
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders(seen.feeds, following, held))
 
 
@@ -117,13 +117,14 @@ def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str
     if spec.route is None:
         return {}
     return {
-        table.identifier: table.name for table in tables_of_route(existing_catalog(spec.table.catalog), spec, specs)
+        table.identifier: table.name
+        for table in tables_of_route(open_existing_catalog(spec.table.catalog), spec, specs)
     }
 
 
 def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
     """Read a table's files and snapshots, and the windows of its partitions; None if the table does not exist."""
-    catalog, now_ms = existing_catalog(table.catalog), clock.now_ms()
+    catalog, now_ms = open_existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None
@@ -154,7 +155,7 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
 
 def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     """Read a table's newest windows; None before the first signal. `specs` are all streams that feed the table."""
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
         return None
@@ -166,7 +167,7 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 def fetch_signals(spec: StreamSpec) -> Cursor | None:
     """Read the cursor of a table's signals: the signalled time and the held windows; None before the first signal."""
-    return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
+    return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 
 def fetch_writers(spec: StreamSpec) -> Observation:

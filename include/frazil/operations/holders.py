@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from frazil.partitions.completeness import Feed, waits_for
+from frazil.partitions.completeness import Feed, feeds_behind
 from frazil.partitions.windows import Window
 
 
@@ -24,14 +24,14 @@ def holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]
     `following` is the next window; None while a watermark is unknown.
     """
     feeds = tuple(feeds)
-    waiting = waits_for(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
+    waiting = feeds_behind(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
     return (*map(_holder, waiting), *(Holder("gate", key) for key in held))
 
 
 def _holder(feed: Feed) -> Holder:
     if feed.problem:
         return Holder("stream", feed.stream, "cannot be read")
-    if feed.waiting_us is not None and feed.complete_to_us == feed.waiting_us:
+    if feed.waiting_us is not None and feed.complete_until_us == feed.waiting_us:
         return Holder("stream", feed.stream, "has rows on a branch")
     if feed.holding_back is not None:
         topic, partition = feed.holding_back

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.rules import (
-    check_begun,
-    check_has_own,
     check_no_backfill,
     check_no_replay,
+    require_marker,
+    require_own_marker,
 )
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.marker import Marker
@@ -86,12 +86,12 @@ def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
             check_coordinates(spec, table_has=now.coordinates)
             check_no_replay(now.backfill)
             if now.is_read:
-                check_begun(spec, now.marker)
+                require_marker(spec, now.marker)
         elif action is PageAction.REPLAY:
             check_coordinates(spec, table_has=now.coordinates)
             check_no_backfill(now.backfill)
             if now.is_read:
-                check_has_own(spec, now.marker)
+                require_own_marker(spec, now.marker)
     except FrazilError as error:
         return str(error)
     return None

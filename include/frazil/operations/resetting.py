@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from frazil.backfill.commit import abandon
 from frazil.commit import marker_change
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
-from frazil.commit.marker import Marker, of_same_topics
+from frazil.commit.marker import Marker, keep_same_topics
 from frazil.commit.mode import merging_mode
 from frazil.commit.opened import open_kafka, open_stream, read_stream
-from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, moves
+from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, list_moves
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError
 from frazil.history.supervision import record_action
@@ -52,15 +52,15 @@ def compute_moves(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: 
     """
     marker = seen.marker
     if marker and marker.routed is not None and not (spec.route and merging_mode(spec)):
-        held = of_same_topics(marker.offsets, marker.source, now.source)
-        if again := sum(move.repeated for move in moves(target, held=held, available=now)):
+        held = keep_same_topics(marker.offsets, marker.source, now.source)
+        if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
             raise SpecError(
                 f"stream {spec.name!r} has or had a route, and would read {counted(again, 'offset')} again whose "
                 "rows are already in its tables, so they would be duplicated. Nothing was changed. To add rows that a "
                 f"table is missing, run `frazil reset {spec.name} --to marker` and `frazil backfill "
                 f"{spec.name}`"
             )
-    return moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+    return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
 
 
 def consequences_for(spec: StreamSpec, plan: Sequence[Move], *, seen: BeforeReset, now: Available) -> list[str]:

@@ -13,8 +13,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
-from frazil.commit.history import changes_of, commit_records
-from frazil.commit.marker import Marker, of_topics, property_name
+from frazil.commit.history import commit_records, merge_counts
+from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, HistoryEvent, Point, span_start
 from frazil.history.points import History as StreamHistory
@@ -33,7 +33,7 @@ from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
 from frazil.operations.routed_view import RoutedTables
-from frazil.partitions.watermark import holding_back
+from frazil.partitions.watermark import slowest_partition
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration
@@ -123,8 +123,8 @@ class History:
     rejected: tuple[Rejected, ...] = ()
     """The error classes of rejected records, most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last day's changes, by a key of `frazil.commit.history.CHANGES`; empty for a stream that does not
-    merge.
+    """Counts of the last day's changes, by a key of `frazil.commit.history.RECORD_OUTCOMES`. Empty for a stream that
+    does not merge.
     """
     marker: Marker | None = None
     past: StreamHistory = NO_PAST
@@ -233,9 +233,9 @@ def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     for snapshot, _ in commit_records(metadata, spec.name):
         if now_ms - snapshot.timestamp_ms > DAY_MS:
             break
-        changes.update(changes_of(summary_of(snapshot)))
+        changes.update(merge_counts(summary_of(snapshot)))
     for summary in published_summaries(metadata, spec.name, since_ms=now_ms - DAY_MS):
-        changes.update(changes_of(summary))
+        changes.update(merge_counts(summary))
     treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
@@ -305,10 +305,10 @@ def partitions_of(
     marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
 ) -> tuple[Partition, ...]:
     """Return each topic-partition that the marker or Kafka has. `ends` is None while Kafka does not respond."""
-    offsets = of_topics(marker.offsets, spec.source.reads) if marker else {}
+    offsets = keep_topics(marker.offsets, spec.source.reads) if marker else {}
     times = marker.max_event_times_us if marker else {}
     idle = marker.idle if marker else frozenset()
-    holder = holding_back(times, partitions=offsets, idle=idle) if marker else None
+    holder = slowest_partition(times, partitions=offsets, idle=idle) if marker else None
     return tuple(
         Partition(
             topic=tp[0],

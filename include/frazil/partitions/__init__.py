@@ -1,3 +1,3 @@
-"""The watermark, and the completeness of event-time windows: pure decisions."""
+"""Computes the watermark, and decides which event-time windows are complete. Pure."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MAX_WINDOWS = 500
-"""Largest number of windows in one decision; later windows follow in the next decision."""
+"""Maximum number of windows in one decision; later windows follow in the next decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Feed:
     waiting_us: int | None = None
     """Oldest event time of the rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why the stream's watermark does not count."""
+    """Why the stream's watermark is not used."""
 
     @property
-    def complete_to_us(self) -> int | None:
+    def complete_until_us(self) -> int | None:
         if self.watermark_us is None:
             return None
         bound = self.watermark_us - self.lateness_us
@@ -40,11 +40,11 @@ class Feed:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.stream} does not count: {self.problem}"
+            return f"the watermark of {self.stream} cannot be used: {self.problem}"
         held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
         late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
-        stands = "unknown" if self.watermark_us is None else f"{_second(self.watermark_us)}{late}"
-        since = None if self.waiting_us is None else _second(self.waiting_us)
+        stands = "unknown" if self.watermark_us is None else f"{_format_seconds(self.watermark_us)}{late}"
+        since = None if self.waiting_us is None else _format_seconds(self.waiting_us)
         waits = f", and its rows since {since} wait on a branch" if since else ""
         return f"the watermark of {self.stream} is {stands}{held}{waits}"
 
@@ -66,11 +66,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class WindowDecision:
-    """The windows to signal: `complete` windows for the first time, `again` windows because late rows reopened them."""
+    """The windows to signal: `complete` for the first time, and `again` because late rows reopened them."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Windows that were decided before, with the number of late rows that arrived since then."""
+    """Windows that were signalled before, with the number of late rows that arrived since then."""
     from_us: int | None
     through_us: int | None
     reason: str
@@ -95,63 +95,61 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     the first window is that of `complete_from_us`, or the window that is open now; earlier windows get no signal. After
     a change of grain, decisions continue after the windows that the old cursor covered.
     """
-    bound = complete_to(feeds)
+    bound = complete_until_us(feeds)
     if bound is None:
         waits = next((f for f in feeds if f.watermark_us is None), None)
         return WindowDecision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
-    first = _first(cursor, bound, grain, complete_from_us)
+    first = _first_start(cursor, bound, grain, complete_from_us)
     begin = cursor.through_us if cursor and cursor.grain is grain else first
     complete = tuple(windows_between(grain, begin, min(bound, begin + limit * grain.us)))
     through = complete[-1].end_us if complete else begin
-    again = {Window.of(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
-    return WindowDecision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))
+    again = {Window.containing(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
+    return WindowDecision(complete, again, first, through, _reason(feeds, Window.containing(through, grain)))
 
 
-def complete_to(feeds: tuple[Feed, ...]) -> int | None:
-    """Return the time up to which windows are complete: those that end by then. None while any stream's watermark is
-    unknown.
-    """
-    ends = [feed.complete_to_us for feed in feeds]
+def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
+    """Return the time (us) by which a window must end to be complete; None while any stream's watermark is unknown."""
+    ends = [feed.complete_until_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
 
 
-def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
+def feeds_behind(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
     """Return the streams whose watermark has not reached the window's end plus the stream's lateness."""
-    return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
+    return tuple(f for f in feeds if f.complete_until_us is None or f.complete_until_us < window.end_us)
 
 
-def history_words(window: Window, cursor: Cursor | None) -> str | None:
+def never_signalled_text(window: Window, cursor: Cursor | None) -> str | None:
     """Return why a window will never get a signal, as the end of a sentence; None if it may get one."""
     if cursor is None or window.start_us >= cursor.from_us:
         return None
-    return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
+    return f"it is never signalled, because signals begin with {Window.containing(cursor.from_us, cursor.grain)}"
 
 
-def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
+def waiting_text(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
     """Return why a window has no signal yet, as the end of a sentence.
 
     With `needed`, the text includes the watermark that each stream must reach.
     """
 
     def one(feed: Feed) -> str:
-        return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
+        return f"{feed}, but {format_time(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
 
-    waiting = "; ".join(map(one, waits_for(feeds, window)))
+    waiting = "; ".join(map(one, feeds_behind(feeds, window)))
     return waiting or "it is complete, and the next run of the table's partition DAG signals it"
 
 
-def moment(us: int) -> str:
+def format_time(us: int) -> str:
     """Format microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
 
 
-def _second(us: int) -> str:
-    """Format a time for people, rounded down to seconds, because windows end at whole seconds."""
-    return moment(us - us % 1_000_000)
+def _format_seconds(us: int) -> str:
+    """Format a time for display, rounded down to seconds, because windows end at whole seconds."""
+    return format_time(us - us % 1_000_000)
 
 
-def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: int | None) -> int:
+def _first_start(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: int | None) -> int:
     if cursor is not None:
         # Round up: part of a larger window was signalled in the old grain.
         return cursor.from_us if cursor.grain is grain else -(-cursor.through_us // grain.us) * grain.us
@@ -159,4 +157,4 @@ def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: in
 
 
 def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
-    return f"{following} ends at {moment(following.end_us)}: {waiting_words(feeds, following)}"
+    return f"{following} ends at {format_time(following.end_us)}: {waiting_text(feeds, following)}"

@@ -1,4 +1,4 @@
-"""Decides which windows a stream with `commit.align: watermark` still hides from readers of main. Pure."""
+"""Decides which windows of a stream with `commit.align: watermark` stay hidden from readers of main. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import timedelta
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 
-FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Time after the newest trusted event time from which windows count as invalid: they have only rows from wrong
-clocks.
+MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
+"""Maximum time by which a window may begin after the newest trusted event time. Later windows count as invalid, because
+their rows come from wrong clocks.
 """
 
 
@@ -26,7 +26,7 @@ class Alignment:
     lateness_us: int = 0
 
     @classmethod
-    def of(cls, spec: StreamSpec) -> Alignment | None:
+    def from_spec(cls, spec: StreamSpec) -> Alignment | None:
         """Return the declared alignment; None for a stream that shows every row at once."""
         if spec.commit.align == "none" or spec.window is None:
             return None
@@ -43,4 +43,4 @@ class Alignment:
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
             return False
         known = [us for us in (watermark_us, newest_us) if us is not None]
-        return not known or start_us <= max(known) + FURTHEST_AHEAD_US
+        return not known or start_us <= max(known) + MAX_AHEAD_US

@@ -32,7 +32,7 @@ def watermark_us(
     return candidate if previous_us is None else max(candidate, previous_us)
 
 
-def holding_back(
+def slowest_partition(
     max_event_times_us: Mapping[TopicPartition, int],
     *,
     partitions: Collection[TopicPartition],

@@ -24,21 +24,19 @@ from frazil.partitions.windows import Grain, Window
 from frazil.spec.type_ends import rows_between
 
 
-def window_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
+def count_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
     """Return the number of rows in each window, 0 for empty windows.
 
     `column` is the event-time column. All windows must have the same grain.
     """
     counts: Counter[int] = Counter()
-    for first, last in _runs(sorted(windows)):
-        counts.update(_count(table, first, last, column=column, snapshot_id=snapshot_id))
+    for first, last in _window_runs(sorted(windows)):
+        counts.update(_count_run(table, first, last, column=column, snapshot_id=snapshot_id))
     return {window: counts[window.start_us] for window in windows}
 
 
-def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Return the number of rows that a snapshot's added files bring to windows covered by the cursor, by window
-    start.
-    """
+def count_added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
+    """Return the number of rows that a snapshot added to windows covered by the cursor, by window start."""
     field = table.schema().find_field(column)
     within = rows_between(field, cursor.from_us, cursor.through_us - 1)
     counts: Counter[int] = Counter()
@@ -50,20 +48,20 @@ def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str)
             if entry.status is not ManifestEntryStatus.ADDED:
                 continue
             task = FileScanTask(entry.data_file)
-            known = _by_entry(task, field, cursor.grain)
+            known = _count_from_entry(task, field, cursor.grain)
             if known is not None:
                 counts.update(known)
-            elif _may_reach(entry.data_file, field, cursor):
+            elif _may_overlap(entry.data_file, field, cursor):
                 unclear.append(task)
-    return counts + _read_by_window(table, unclear, within, column, cursor.grain)
+    return counts + _count_by_reading(table, unclear, within, column, cursor.grain)
 
 
-def _may_reach(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
+def _may_overlap(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
     bounds = _bounds(file, field)
     return bounds is None or (bounds[0] < cursor.through_us and bounds[1] >= cursor.from_us)
 
 
-def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
+def _window_runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
     """Yield the first and last window of each run of adjacent windows."""
     start = 0
     for i, window in enumerate(windows):
@@ -72,32 +70,32 @@ def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
             start = i + 1
 
 
-def _count(table: Table, first: Window, last: Window, *, column: str, snapshot_id: int) -> Counter[int]:
+def _count_run(table: Table, first: Window, last: Window, *, column: str, snapshot_id: int) -> Counter[int]:
     field = table.schema().find_field(column)
     within = rows_between(field, first.start_us, last.end_us - 1)
     scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
     counts: Counter[int] = Counter()
     unclear = []
     for task in scan.plan_files():
-        known = _by_entry(task, field, first.grain)
+        known = _count_from_entry(task, field, first.grain)
         if known is None:
             unclear.append(task)
         else:
             counts.update(known)
-    return counts + _read_by_window(table, unclear, within, column, first.grain)
+    return counts + _count_by_reading(table, unclear, within, column, first.grain)
 
 
-def _read_by_window(
+def _count_by_reading(
     table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str, grain: Grain
 ) -> Counter[int]:
     counts: Counter[int] = Counter()
-    for times in _read(table, tasks, within, column):
+    for times in _read_times(table, tasks, within, column):
         starts, rows = np.unique(times // grain.us * grain.us, return_counts=True)
         counts.update(dict(zip(starts.tolist(), rows.tolist(), strict=True)))
     return counts
 
 
-def _by_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
+def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
     """Return a file's rows by window start, from its manifest entry; None if the entry does not suffice."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
@@ -117,7 +115,7 @@ def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
     return int(from_bytes(kind, lower)), int(from_bytes(kind, upper))
 
 
-def _read(
+def _read_times(
     table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Yield the event times of the files in microseconds, batch by batch."""

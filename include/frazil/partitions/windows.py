@@ -39,7 +39,7 @@ class Window:
     grain: Grain
 
     @classmethod
-    def of(cls, us: int, grain: Grain) -> Window:
+    def containing(cls, us: int, grain: Grain) -> Window:
         """Return the window that contains this time."""
         return cls(grain.floor(us), grain)
 

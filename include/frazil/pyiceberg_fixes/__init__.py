@@ -1,1 +1,1 @@
-"""Values that PyIceberg reads or writes wrongly, fixed in each process that imports the module of their files."""
+"""Patches values that PyIceberg reads or writes wrongly: importing `data_files` or `manifests` patches the process."""

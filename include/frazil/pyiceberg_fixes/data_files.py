@@ -1,8 +1,8 @@
-"""Fixes PyIceberg's values of data files, in a process that imports this module.
+"""Patches how PyIceberg reads and writes data files, in each process that imports this module.
 
-PyIceberg 0.12 reads null lists and maps of structs as empty, and computes an upper bound of a text that no file can
-hold. Each module that reads or writes data files through PyIceberg imports this one. `manifests` fixes the
-values of manifests.
+PyIceberg 0.12 reads null lists and maps of structs as empty, and may compute an upper bound that is not valid text.
+Each module that reads or writes data files through PyIceberg imports this one. `manifests` patches the values of
+manifests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _map(
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """The same lists or maps, including nulls, with other elements."""
+    """Return the same lists or maps, including nulls, with other elements."""
     own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
     return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
 

@@ -1,7 +1,8 @@
-"""Makes PyIceberg read doubles of manifests exactly, in any process that imports this module.
+"""Patches PyIceberg to read doubles in manifests exactly, in each process that imports this module.
 
-PyIceberg 0.12 decodes them with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300 infinity. Scans,
-merges and delete files find a file by its decoded partition values, and rewritten manifests contain them.
+PyIceberg 0.12 decodes doubles with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300 becomes
+infinity. Scans, merges and delete files find a file by its decoded partition values, and rewritten manifests contain
+these values.
 """
 
 from __future__ import annotations

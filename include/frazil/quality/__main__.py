@@ -1,4 +1,4 @@
-"""The process of the quality gate: reads one request per line from stdin, and writes only results or an error to
+"""Runs the quality gate as a process: reads one request per line from stdin, and writes only results or an error to
 stdout.
 """
 
@@ -21,9 +21,9 @@ def main() -> int:
     """Write one GateResult per line and return 0; after an error, write its name and message and return its exit
     code.
     """
-    # The parent kills this process at its timeout; the alarm does if the parent has died.
+    # The parent kills this process at the timeout; if the parent has died, the alarm ends this process.
     signal.alarm(math.ceil(float(sys.argv[1])))
-    # Libraries and the JVM print to stdout, so that is redirected: only the answer goes to the real one.
+    # Libraries and the JVM print to stdout, which is therefore redirected: only results go to the real stdout.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")

@@ -15,8 +15,8 @@ from frazil.quality.window import GatedWindow, open_window, start_spark
 if TYPE_CHECKING:
     from frazil.quality.validation import Validation
 
-ARROW_ROWS_MAX = 5_000_000
-"""Number of rows up to which pandas is used.
+MAX_ARROW_ROWS = 5_000_000
+"""Maximum number of rows for which pandas is used.
 
 At 1 million rows, pandas is faster than Spark and takes 0.8 GB (bench/gate.py). The limit itself is not measured.
 """
@@ -35,7 +35,7 @@ def evaluate(
     check_columns(suite, window.columns, request.table)
     engine: str = request.engine
     if engine == "auto":
-        engine = "arrow" if window.max_rows() <= ARROW_ROWS_MAX else "spark"
+        engine = "arrow" if window.max_rows() <= MAX_ARROW_ROWS else "spark"
     if engine == "spark":
         rows, found = _with_spark(suite, window, start_session(request))
     else:

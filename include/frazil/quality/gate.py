@@ -1,7 +1,7 @@
 """Checks windows of a table against its suite, in a child process, so that the caller never loads Great Expectations.
 
 Great Expectations takes seconds to load, keeps its memory, and logs hundreds of lines under Airflow. The child process
-(`python -m frazil.quality`) reads one request per line from standard input and writes one answer per line.
+(`python -m frazil.quality`) reads one request per line from standard input and writes one result per line.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal
 from frazil import errors
 from frazil.errors import FrazilError
 
-LAST_WORDS = 2000
-"""Number of characters of a crashed child's log that the error quotes."""
+MAX_LOG_CHARACTERS = 2000
+"""Maximum number of characters of a crashed child's log that the error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise FrazilError(
-            f"{where} was not judged within {timeout_s:.0f} s and was killed; allow more time, or give it less to do "
-            f"({requests[0].suite})"
+            f"{where} did not finish within {timeout_s:.0f} s and was killed; allow more time, or reduce the suite "
+            f"{requests[0].suite}"
         ) from error
-    return _results(done, where)
+    return _parse_results(done, where)
 
 
-def _results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
+def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
     """Parse the child's output: one result per line.
 
     If the child failed, its last line has an error, which is raised here.
@@ -121,7 +121,7 @@ def _results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateRe
         kind, message = error["error"], error["message"]
     except (IndexError, KeyError, ValueError):
         raise FrazilError(
-            f"{where} ended with code {done.returncode} before it was judged; its last output: "
-            f"{done.stderr[-LAST_WORDS:].strip() or 'none'}"
+            f"{where} ended with exit code {done.returncode} and without a result; its last output: "
+            f"{done.stderr[-MAX_LOG_CHARACTERS:].strip() or 'none'}"
         ) from None
     raise getattr(errors, kind)(message)

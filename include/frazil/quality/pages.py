@@ -1,11 +1,10 @@
 """Writes the Data Docs: one page for each gate run, and an index. The pages need no network.
 
-Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
-earlier run again. So only the results are rendered by Great Expectations; frazil makes the rest of the page, and the
-index.
+Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder rereads every
+earlier run. So Great Expectations renders only the results; frazil writes the rest of the page and the index.
 
 <docs>/index.html                    links to the newest runs
-<docs>/runs.jsonl                    one line for each run; the index is made from it
+<docs>/runs.jsonl                    one line for each run; the source of the index
 <docs>/<table>/<partition>-<time>.html    the page of one run
 """
 
@@ -24,8 +23,8 @@ from jinja2 import Environment, FileSystemLoader
 from frazil.quality.gate import GateRequest
 
 TEMPLATES = Path(__file__).with_name("templates")
-INDEXED_RUNS = 1000
-"""Number of the newest runs that the index links; the pages of older runs stay."""
+MAX_INDEXED_RUNS = 1000
+"""Maximum number of runs, the newest, to which the index links; the pages of older runs stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +42,19 @@ class GateRun:
 def write_pages(run: GateRun, expectations: str) -> Path:
     """Write this run's page and update the index; return the page's path. `expectations` must be safe HTML."""
     docs = run.request.docs
-    page = docs / _safe(run.request.table) / f"{_safe(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
+    page = docs / _safe_name(run.request.table) / f"{_safe_name(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
     page.write_text(templates.get_template("run.html").render(run=run, expectations=expectations))
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = _add(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
+        runs = _append_run(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
         shown = [one for one in reversed(runs) if (docs / one["page"]).exists()]
         _replace(docs / "index.html", templates.get_template("index.html").render(runs=shown))
     return page
 
 
-def _add(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
+def _append_run(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
     """Add a run to the file, and return the runs that the file keeps, newest last."""
     entry = {
         "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
@@ -66,12 +65,12 @@ def _add(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
         "page": page,
     }
     before = file.read_text().splitlines() if file.exists() else []
-    lines = [*before, json.dumps(entry)][-INDEXED_RUNS:]
+    lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
     _replace(file, "\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 
 
-def _safe(name: str) -> str:
+def _safe_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")
 
 

@@ -66,14 +66,14 @@ def read_suite(path: Path) -> Suite:
         raise SpecError(f"the suite {path} cannot be read: {error}") from error
     found = content.get("expectations") if isinstance(content, dict) else None
     if not (isinstance(found, list) and isinstance(content.get("name"), str)):
-        raise SpecError(f"{path} is not a Great Expectations suite: it needs a name, and a list named expectations")
+        raise SpecError(f"{path} is not a Great Expectations suite: it must have a name and a list named expectations")
     for number, expectation in enumerate(found, start=1):
         if not (isinstance(expectation, dict) and isinstance(expectation.get("kwargs"), dict)):
-            raise SpecError(f"{path}: expectation {number} needs a type and kwargs")
+            raise SpecError(f"{path}: expectation {number} must have a type and kwargs")
         kind = expectation.get("type")
         if kind not in EXPECTATIONS:
             raise SpecError(
-                f"{path}: expectation {number} is {kind!r}, which a gate cannot use; it knows "
+                f"{path}: expectation {number} is {kind!r}, which a gate does not support; supported expectations: "
                 f"{', '.join(sorted(EXPECTATIONS))}"
             )
         _check_condition(path, number, expectation["kwargs"].get("row_condition"))
@@ -84,7 +84,8 @@ def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
     """Raise SpecError for columns of the suite that the table does not have."""
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
-            f"{suite.path}: the table {table} has no column {', '.join(missing)}; it has {', '.join(sorted(columns))}"
+            f"{suite.path}: the table {table} has no column {', '.join(missing)}; its columns are "
+            f"{', '.join(sorted(columns))}"
         )
 
 
@@ -106,7 +107,7 @@ def _condition_columns(condition: Any) -> Iterator[str]:
 
 
 def _check_condition(path: Path, number: int, condition: Any) -> None:
-    """Refuse row conditions that are text, because only one of the engines would understand them."""
+    """Refuse row conditions that are text, because only one of the engines can evaluate them."""
     match condition:
         case None | {"type": "comparison" | "nullity", "column": {"name": str()}}:
             return
@@ -116,5 +117,5 @@ def _check_condition(path: Path, number: int, condition: Any) -> None:
         case _:
             raise SpecError(
                 f"{path}: the row_condition of expectation {number} must be a condition on columns (type comparison, "
-                "nullity, and, or), which both engines read"
+                "nullity, and, or), which both engines can evaluate"
             )

@@ -17,7 +17,7 @@ from great_expectations.render.view.view import DefaultJinjaPageView
 from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
-from frazil.quality.expectation_text import failure, problem
+from frazil.quality.expectation_text import failure_sentence, problem_sentence
 from frazil.quality.suite import Suite
 
 
@@ -33,7 +33,7 @@ class Validation:
 def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
-    Counts and examples cost Spark several jobs each, so they are computed only for expectations that failed.
+    Spark needs several jobs for each count or example, so these are computed only for expectations that failed.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
@@ -41,15 +41,15 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     definition = source.add_dataframe_asset("window").add_batch_definition_whole_dataframe("window")
     batch = definition.get_batch(batch_parameters={"dataframe": frame})
     found = batch.validate(_expectations(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
-    if problems := [text for result in found.results if (text := problem(result))]:
+    if problems := [text for result in found.results if (text := problem_sentence(result))]:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
     if not found.success:
         unmet = [_expectation(result) for result in found.results if not result.success]
         again = batch.validate(_expectations(suite, unmet), result_format="BASIC")
         found.results = [*(result for result in found.results if result.success), *again.results]
     for result in found.results:
-        result.result = plain(result.result)
-    return Validation(tuple(failure(result) for result in found.results if not result.success), _rendered(found))
+        result.result = to_plain(result.result)
+    return Validation(tuple(failure_sentence(result) for result in found.results if not result.success), _render(found))
 
 
 def _expectation(result: Any) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.Expect
         raise SpecError(f"{suite.path}: {'; '.join(message.splitlines())}") from error
 
 
-def _rendered(found: ExpectationSuiteValidationResult) -> str:
+def _render(found: ExpectationSuiteValidationResult) -> str:
     for result in found.results:
-        result.result = escaped(result.result)
+        result.result = escape(result.result)
         if "element_count" not in result.result:
             # A result about distinct values, for which the renderer would need their share of the rows.
             result.result = {"observed_value": result.result.get("observed_value")}
@@ -82,27 +82,27 @@ def _rendered(found: ExpectationSuiteValidationResult) -> str:
     )
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert values of pandas and Spark to Python values, so that messages and pages show both in the same form."""
     match value:
         case dict():
-            return {key: plain(one) for key, one in value.items()}
+            return {key: to_plain(one) for key, one in value.items()}
         case list():
-            return [plain(one) for one in value]
+            return [to_plain(one) for one in value]
         case tuple():
-            return ", ".join(str(plain(one)) for one in value)
+            return ", ".join(str(to_plain(one)) for one in value)
         case float() if math.isnan(value):
             return None
     return value.item() if isinstance(value, np.generic) else value
 
 
-def escaped(value: Any) -> Any:
-    """Escape values from the data for HTML: Great Expectations escapes only the suite's texts."""
+def escape(value: Any) -> Any:
+    """Escape values from the data for HTML, because Great Expectations escapes only the suite's strings."""
     match value:
         case str():
             return html.escape(value)
         case dict():
-            return {key: escaped(one) for key, one in value.items()}
+            return {key: escape(one) for key, one in value.items()}
         case list():
-            return [escaped(one) for one in value]
+            return [escape(one) for one in value]
     return value

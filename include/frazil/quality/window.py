@@ -17,7 +17,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
 from frazil.spec.type_ends import rows_between
-from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, spark_properties
+from frazil.table.catalogs import catalog_config, catalog_errors, open_existing_catalog, spark_properties
 
 _NULLABLE = {
     pa.bool_(): pd.BooleanDtype(),
@@ -28,12 +28,12 @@ _NULLABLE = {
 large integers.
 """
 
-PARTITIONS_A_CORE = 2
+PARTITIONS_PER_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GatedWindow:
-    """The window of a request, found in the catalog; no data have been read yet."""
+    """The window of a request, as found in the catalog; its rows are read on demand."""
 
     request: GateRequest
     schema: Schema
@@ -66,7 +66,7 @@ class GatedWindow:
         )
         present = rows.selectExpr(*(_nan_as_null(column, kind) for column, kind in rows.dtypes))
         # A partition has many small files, and every expectation reads all of them.
-        return present.coalesce(PARTITIONS_A_CORE * session.sparkContext.defaultParallelism)
+        return present.coalesce(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
 
     def _bounds(self) -> tuple[datetime, datetime]:
         return _bounds(self.request, self.schema)
@@ -75,9 +75,9 @@ class GatedWindow:
 def open_window(request: GateRequest) -> GatedWindow:
     """Find the window in the catalog.
 
-    Raises SpecError (the table or column does not exist), FrazilError (the snapshot is gone), and catalog errors.
+    Raises SpecError (the table or column does not exist), FrazilError (the snapshot has expired), and catalog errors.
     """
-    catalog = existing_catalog(request.catalog)
+    catalog = open_existing_catalog(request.catalog)
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(request.table)
@@ -88,7 +88,7 @@ def open_window(request: GateRequest) -> GatedWindow:
         raise FrazilError(f"{request.table} no longer has snapshot {request.snapshot_id}: evaluate the window again")
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
-        raise SpecError(f"{request.table} has no column {request.event_time}, which was named as its event time")
+        raise SpecError(f"{request.table} has no column {request.event_time}, which the stream declares as event time")
     row_filter = rows_between(schema.find_field(request.event_time), request.from_us, request.to_us - 1)
     return GatedWindow(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
 
@@ -103,7 +103,7 @@ def start_spark(request: GateRequest) -> Any:
         "spark.master": "local[*]",
         "spark.app.name": f"frazil gate {request.table}",
         "spark.driver.memory": "2g",
-        # Halves the start-up time, and judges a million rows no slower.
+        # Halves the start-up time, and is as fast for a million rows.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

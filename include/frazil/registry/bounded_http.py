@@ -1,4 +1,6 @@
-"""HTTP requests with a total timeout: a server that sends one byte a second would never exceed a read timeout."""
+"""Sends HTTP requests with a total timeout: a server that sends one byte per second would never exceed a read
+timeout.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of an answer."""
+"""Maximum size of a response, in bytes."""
 _current_request = threading.local()
-"""Thread-local state: `bound` is the `_Bound` of the request that this thread is making."""
+"""Thread-local state: `bound` is the `_TimeLimit` of the request that this thread is making."""
 
 
 def get(session: Session, url: str, *, within_s: float) -> requests.Response:
-    """Return the complete answer. The time limit starts when the connection is established. `session` comes from
+    """Return the complete response. The time limit starts before the connection is made. `create_session` comes from
     `session()`.
     """
-    bound = _current_request.bound = _Bound(within_s)
+    bound = _current_request.bound = _TimeLimit(within_s)
     watch = threading.Timer(within_s, bound.end)
     watch.daemon = True
     watch.start()
@@ -41,16 +43,16 @@ def get(session: Session, url: str, *, within_s: float) -> requests.Response:
 class Session(requests.Session):
     """A session that does not send its own headers, which may be credentials, to another host after a redirect."""
 
-    own: Mapping[str, str] = MappingProxyType({})
+    own_headers: Mapping[str, str] = MappingProxyType({})
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         super().rebuild_auth(prepared_request, response)
         if self.should_strip_auth(str(response.request.url), str(prepared_request.url)):
-            for name in self.own:
+            for name in self.own_headers:
                 prepared_request.headers.pop(name, None)
 
 
-def session() -> Session:
+def create_session() -> Session:
     """Create a session for `get`."""
     made = Session()
     for scheme in ("http://", "https://"):
@@ -58,7 +60,7 @@ def session() -> Session:
     return made
 
 
-class _Bound:
+class _TimeLimit:
     """The time limit of one request, and the request's sockets, which are shut down when the time is over.
 
     A request has several sockets if it is redirected to other hosts.
@@ -71,49 +73,49 @@ class _Bound:
         self._sockets: list[socket.socket] = []
         self._over = False
 
-    def note(self, sock: socket.socket) -> None:
+    def register(self, sock: socket.socket) -> None:
         """Register a socket to shut down when the time is over. If the time is already over, shut it down at once."""
         with self._lock:
             self._sockets.append(sock)
             if self._over:
-                _shut(sock)
+                _shut_down(sock)
 
     def end(self) -> None:
         with self._lock:
             self._over = True
             for sock in self._sockets:
-                _shut(sock)
+                _shut_down(sock)
 
     def check(self) -> None:
         """Raise ReadTimeout once the time is over."""
         if time.monotonic() >= self._deadline:
-            raise requests.exceptions.ReadTimeout(f"no complete answer within {self._within_s:g} s")
+            raise requests.exceptions.ReadTimeout(f"no complete response within {self._within_s:g} s")
 
 
-def _read(response: requests.Response, bound: _Bound) -> None:
+def _read(response: requests.Response, bound: _TimeLimit) -> None:
     """Read the whole body, as `requests` does. Raise if the body is too large or takes too long."""
     content = bytearray()
     for piece in response.iter_content(2**16):
         bound.check()
         content += piece
         if len(content) > MAX_BYTES:
-            raise requests.exceptions.ContentDecodingError(f"the answer has more than {MAX_BYTES:,} bytes")
+            raise requests.exceptions.ContentDecodingError(f"the response has more than {MAX_BYTES:,} bytes")
     response._content = bytes(content)  # where `requests` keeps what it has read
 
 
-def _shut(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     with suppress(OSError):
         # Not TLS's own shutdown, which must not run while another thread reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _RegisteringConnection:
-    """A connection that registers its socket with the time limit before it waits for an answer."""
+    """A connection that registers its socket with the time limit before it waits for a response."""
 
     sock: Any
 
     def getresponse(self) -> Any:
-        _current_request.bound.note(self.sock)
+        _current_request.bound.register(self.sock)
         return super().getresponse()  # type: ignore[misc]
 
 

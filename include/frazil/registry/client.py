@@ -1,4 +1,4 @@
-"""A read-only client for schema registries with Confluent's API, used by drivers and executors."""
+"""Provides a read-only client for schema registries with Confluent's API, used by drivers and executors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from frazil.spec.references import resolve
 
 MAX_SCHEMAS = 4096
 """Maximum number of schemas kept in memory. The schema of an id never changes."""
-MAX_UNKNOWN = 100_000
-UNKNOWN_FOR_S = 60.0
+MAX_UNKNOWN_IDS = 100_000
+UNKNOWN_ID_CACHE_S = 60.0
 """Time (s) for which an id that has no schema is not requested again."""
 MAX_REFERENCES = 1000
-REFERENCES_WITHIN = 5
+REFERENCES_TIMEOUT_FACTOR = 5
 """Time limit for fetching all references of one schema, in multiples of the registry's timeout."""
-RECORDS_WAIT = "Records wait until it gives their schemas"
+RECORDS_WAIT = "Records wait until the registry returns their schemas"
 MAX_REFERENCE_DEPTH = 200
 """Maximum length of a chain of schemas in which each refers to the next."""
 MAX_CONCURRENT_REQUESTS = 8
@@ -41,7 +41,7 @@ _NOT_FOUND = frozenset({"40401", "40402", "40403"})
 
 
 class UnknownSchema(LookupError):
-    """The registry answered that it does not have the schema."""
+    """The registry responded that it does not have the schema."""
 
 
 class SchemaText(NamedTuple):
@@ -60,14 +60,14 @@ class Schemas(Protocol):
     def ask(self, schema_ids: Sequence[int]) -> None:
         """Fetch these schemas concurrently, so that `get` finds each in memory.
 
-        Raises RegistryUnavailable if the registry gives no usable answer.
+        Raises RegistryUnavailable if the registry does not return a usable response.
         """
 
     def get(self, schema_id: int) -> SchemaText:
         """Return the schema with this id.
 
-        Raises UnknownSchema if the schema does not exist, and RegistryUnavailable if the registry gives no usable
-        answer.
+        Raises UnknownSchema if the schema does not exist, and RegistryUnavailable if the registry does not return a
+        usable response.
         """
 
 
@@ -82,10 +82,10 @@ class SchemaRegistry:
         self._meanwhile = meanwhile
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
-        self._session = bounded_http.session()
+        self._session = bounded_http.create_session()
         self._session.headers["Accept"] = _ACCEPT
-        self._session.own = {name: resolve(text, environment) for name, text in declared.properties.items()}
-        self._session.headers.update(self._session.own)
+        self._session.own_headers = {name: resolve(text, environment) for name, text in declared.properties.items()}
+        self._session.headers.update(self._session.own_headers)
         if declared.ca_file is not None:
             if not Path(declared.ca_file).is_file():
                 raise SpecError(f"source.format.registry.ca-file: {declared.ca_file} does not exist on this host")
@@ -98,26 +98,26 @@ class SchemaRegistry:
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
-        """Fetched references, so that a try after a timeout continues with them."""
+        """The fetched references, with which a retry after a timeout continues."""
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
         """See `Schemas.ask`. Pass at most `MAX_SCHEMAS` ids, because no more schemas are kept in memory."""
         with self._lock:
-            missing = [one for one in schema_ids if self._kept(one) is None]
+            missing = [one for one in schema_ids if self._cached(one) is None]
             if not missing:
                 return
             with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(missing))) as pool:
-                for schema_id, found in zip(missing, pool.map(self._answer, missing), strict=True):
-                    self._keep(schema_id, found)
+                for schema_id, found in zip(missing, pool.map(self._fetch_or_unknown, missing), strict=True):
+                    self._cache(schema_id, found)
 
     def get(self, schema_id: int) -> SchemaText:
         """See `Schemas.get`. Each schema is fetched once. An id without a schema is requested again after a minute."""
         with self._lock:
-            found = self._kept(schema_id)
+            found = self._cached(schema_id)
             if found is None:
-                found = self._answer(schema_id)
-                self._keep(schema_id, found)
+                found = self._fetch_or_unknown(schema_id)
+                self._cache(schema_id, found)
         if isinstance(found, UnknownSchema):
             raise UnknownSchema(*found.args)
         return found
@@ -128,46 +128,46 @@ class SchemaRegistry:
         Raises the same errors as `get`.
         """
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
-        return None if answer is None else self._text_of(answer)
+        return None if answer is None else self._parse_schema(answer)
 
-    def _kept(self, schema_id: int) -> SchemaText | UnknownSchema | None:
+    def _cached(self, schema_id: int) -> SchemaText | UnknownSchema | None:
         if (found := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
             return found
-        since, why = self._unknown.get(schema_id, (-UNKNOWN_FOR_S, ""))
-        return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_FOR_S else None
+        since, why = self._unknown.get(schema_id, (-UNKNOWN_ID_CACHE_S, ""))
+        return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
 
-    def _keep(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
+    def _cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
         if isinstance(found, UnknownSchema):
             self._unknown.pop(schema_id, None)
             self._unknown[schema_id] = (time.monotonic(), str(found))
-            _limit(self._unknown, MAX_UNKNOWN)
+            _evict_oldest(self._unknown, MAX_UNKNOWN_IDS)
         else:
             self._known[schema_id] = found
-            _limit(self._known, MAX_SCHEMAS)
+            _evict_oldest(self._known, MAX_SCHEMAS)
 
-    def _answer(self, schema_id: int) -> SchemaText | UnknownSchema:
+    def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
         try:
-            return self._fetched(schema_id)
+            return self._fetch_schema(schema_id)
         except UnknownSchema as error:
             return error
 
-    def _fetched(self, schema_id: int) -> SchemaText:
+    def _fetch_schema(self, schema_id: int) -> SchemaText:
         if schema_id <= 0:
             raise UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._fetch(f"/schemas/ids/{schema_id}")
         if answer is None:
-            raise UnknownSchema(f"the registry has no schema of id {schema_id}")
-        return self._text_of(answer)
+            raise UnknownSchema(f"the registry has no schema with id {schema_id}")
+        return self._parse_schema(answer)
 
-    def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
+    def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
             self._add_references(
-                answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN
+                answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # Not the records' fault, which another kind of error would suggest.
+            # Another error class would suggest that the records are at fault.
             raise self._unavailable(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
@@ -186,20 +186,21 @@ class SchemaRegistry:
             if key in found or key in inside:
                 continue
             if len(found) + len(inside) >= MAX_REFERENCES:
-                raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} others")
+                raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} other schemas")
             if len(inside) >= MAX_REFERENCE_DEPTH:
-                raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} others")
-            referred = self._referred_to(key, until_s)
+                raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} other schemas")
+            referred = self._fetch_reference(key, until_s)
             self._add_references(referred, found, (*inside, key), until_s)
             found[key] = (str(reference["name"]), str(referred["schema"]))
 
-    def _referred_to(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
+    def _fetch_reference(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
         if (kept := self._referred.get(key)) is not None:
             return kept
         if time.monotonic() >= until_s:
-            within_s = self._timeout_s * REFERENCES_WITHIN
+            within_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable(
-                f"did not give all references of a schema within {within_s:g} s; the next try continues from there"
+                f"did not return all references of a schema within {within_s:g} s; the next attempt continues from "
+                "there"
             )
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
@@ -208,11 +209,11 @@ class SchemaRegistry:
                 f"the schema refers to version {version} of {subject}, which the registry does not have"
             )
         self._referred[key] = answer
-        _limit(self._referred, MAX_SCHEMAS)
+        _evict_oldest(self._referred, MAX_SCHEMAS)
         return answer
 
     def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the registry's answer; None if the registry does not have the requested object."""
+        """Return the registry's response; None if the registry does not have the requested object."""
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
@@ -220,16 +221,20 @@ class SchemaRegistry:
             try:
                 response = bounded_http.get(self._session, self._url + path, within_s=left)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
-                raise self._unavailable(f"the address cannot be used: {type(error).__name__}") from None
+                raise self._unavailable(f"has an invalid address ({type(error).__name__})") from None
             except requests.exceptions.SSLError as error:
-                raise self._unavailable(f"does not answer: {_cause(error)}") from None
+                raise self._unavailable(f"does not respond: {_innermost_cause(error)}") from None
             except (requests.RequestException, OSError) as error:
                 late = time.monotonic() >= deadline
-                said = f"does not answer within {self._timeout_s:g} s" if late else f"does not answer: {_cause(error)}"
+                said = (
+                    f"does not respond within {self._timeout_s:g} s"
+                    if late
+                    else f"does not respond: {_innermost_cause(error)}"
+                )
             else:
                 if response.status_code not in _TRANSIENT_STATUSES:
                     return self._read(response)
-                said = f"answers with {response.status_code}"
+                said = f"responds with status {response.status_code}"
             wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
             if time.monotonic() + wait_s >= deadline:
                 raise self._unavailable(said)
@@ -244,12 +249,12 @@ class SchemaRegistry:
             document = None
         if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
             return document
-        # A 404 without the registry's own code comes from something else at this address.
+        # A 404 without the registry's own code comes from another service at this address.
         if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _NOT_FOUND:
             return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")
-        raise self._unavailable(f"answers with {status}, but not as a schema registry")
+        raise self._unavailable(f"responds with status {status}, but not like a schema registry")
 
     def _unavailable(self, what: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)
@@ -268,12 +273,12 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _limit(kept: OrderedDict[Any, Any], limit: int) -> None:
+def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
     while len(kept) > limit:
         kept.popitem(last=False)
 
 
-def _cause(error: BaseException) -> str:
+def _innermost_cause(error: BaseException) -> str:
     """Return the innermost cause as text: the only part of the error that helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
@@ -284,7 +289,7 @@ _registries: dict[str, SchemaRegistry] = {}
 _opening = Lock()
 
 
-def registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
+def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
     """Return the process's client of a registry. All tasks of the process share the schemas it has fetched."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _opening:

@@ -103,7 +103,7 @@ class DriverFolder:
     @classmethod
     def open(cls, table: Table, stream: str) -> Self:
         """Open the folder of a stream. Its store renews temporary credentials of a catalog."""
-        return cls(TableHandle.of(table).store, f"{state_location(table, stream)}/driver")
+        return cls(TableHandle.from_table(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
         value = self._read("order.json")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil.cluster.submission import ClusterDriver
+from frazil.commit.former_table import check_own_table
 from frazil.errors import SpecError, TopicMissing
 from frazil.kafka.admin import KafkaOffsets
 from frazil.remote.driver_environment import driver_environment
@@ -21,7 +22,6 @@ from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream.session import on_loopback
 from frazil.supervise.desired import DesiredStore
 from frazil.table.catalogs import catalog_config, load_catalog
-from frazil.table.lost import lost_table
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
@@ -68,7 +68,9 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
             f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file on this host: "
             "configure a catalog that all hosts can reach"
         )
-    if load_stream_table(spec) is None and lost_table(spec) is None:
+    known = load_stream_table(spec)
+    check_own_table(spec, known)
+    if known is None:
         # A mistyped topic must not leave an empty table behind.
         settings = kafka_properties(spec, os.environ)
         with KafkaOffsets(settings, spec.source.reads, stream=spec.name) as kafka:

@@ -18,17 +18,17 @@ from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.journal import key_of
+from frazil.commit.journal import parse_key
 from frazil.commit.late_rows import late_rows
-from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker, read_markers
-from frazil.commit.missing_rows import first_missing
+from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
+from frazil.commit.missing_rows import first_missing_batch
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
-from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_to, decide
-from frazil.partitions.watermark import holding_back
-from frazil.partitions.window_rows import window_rows
+from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_until_us, decide
+from frazil.partitions.watermark import slowest_partition
+from frazil.partitions.window_rows import count_rows
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
@@ -36,18 +36,18 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateOutcome:
     """A quality gate's result for a window."""
 
     passed: bool
     note: str | None = None
 
 
-RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
+RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcome]]
 """Runs the gate on windows that have rows, in the table's current snapshot. Called at most once per assessment."""
 
 
@@ -79,7 +79,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     """Assess the table that these streams feed.
 
     Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
-    table; they declare the same windows. At most `most` windows complete in one assessment. Raises `MarkerUnreadable`,
+    table; they declare the same windows. At most `limit` windows complete in one assessment. Raises `MarkerUnreadable`,
     `TableLost`, and the errors into which `catalog_errors` turns a catalog's errors.
     """
     spec = specs[0]
@@ -93,14 +93,16 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
         except NoSuchTableError:
             table = None
     if table is None:
-        if lost := next(filter(None, map(lost_table, specs)), None):
+        if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)
         return None
     grain = Grain(spec.window)
-    feeds = feeds_of(table, specs)
-    cursor = _of_this_table(signals.cursor, table)
+    feeds = find_feeds(table, specs)
+    cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
-        behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; try again"
+        behind = (
+            f"the catalog returned an older state of {spec.table.identifier} than the one already signalled; try again"
+        )
         return Assessment(table, tuple(specs), grain, feeds, signals, WindowDecision((), {}, None, None, behind))
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
@@ -109,7 +111,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
-def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
+def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
     """Return the cursor. If the table was recreated, the cursor starts before all commits of the new table."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
@@ -124,16 +126,16 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
     return metadata.next_sequence_number() <= cursor.sequence_number
 
 
-def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
+def find_feeds(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
     """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
-        _feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
+        _find_feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
     )
 
 
-def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+def _find_feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
     """Return one feeding stream.
 
     If its position cannot be trusted, it has no watermark, and `problem` has the reason.
@@ -142,22 +144,24 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     if marker is None:
         return Feed(stream, None, lateness_us)
     if spec is None:
-        problem = f"no valid file declares it: fix its file, or `frazil forget {stream}`"
+        problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
-        return routed_feed(table, spec, marker)
+        return find_routed_feed(table, spec, marker)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    holder = holding_back(
-        marker.max_event_times_us, partitions=of_topics(marker.offsets, spec.source.reads), idle=marker.idle
+    holder = slowest_partition(
+        marker.max_event_times_us, partitions=keep_topics(marker.offsets, spec.source.reads), idle=marker.idle
     )
     return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
 
-def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
+def signal_windows(
+    catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None
+) -> tuple[Signal, ...]:
     """Append the assessment's windows to `frazil.signals`, once each. Append nothing if another process was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
@@ -166,10 +170,10 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
     windows = seen.decision.windows
     if not windows and seen.signals.cursor is not None:
         return ()
-    rows = window_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
+    rows = count_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
     filled = [window for window in windows if rows[window]]
     gate_results = gates(seen, filled) if gates and filled else {}
-    revisions, rejected = _revisions(seen), _rejected_since(seen)
+    revisions, rejected = _revisions(seen), _count_rejected(seen)
     made = [
         Signal(
             table=seen.signals.table,
@@ -181,14 +185,14 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             rows=rows[window],
             dead_letters=rejected,
             late_rows=seen.decision.again.get(window, 0),
-            watermark_us=complete_to(seen.feeds) or 0,
+            watermark_us=complete_until_us(seen.feeds) or 0,
             snapshot_id=head.snapshot_id,
             sequence_number=head.sequence_number or 0,
             signalled_at_ms=clock_ms,
             note=gate.note,
         )
         for window in windows
-        for gate in [gate_results.get(window, Gate(passed=True))]
+        for gate in [gate_results.get(window, GateOutcome(passed=True))]
     ]
     held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
     moved = dataclasses.replace(cursor, held=held)
@@ -204,9 +208,9 @@ def _revisions(seen: Assessment) -> dict[Window, int]:
     return {w: last[w].revision + last[w].sent for w in again if w in last}
 
 
-def _rejected_since(seen: Assessment) -> int:
+def _count_rejected(seen: Assessment) -> int:
     """Return the number of dead letters in the feeding streams' commits since the last signal."""
-    cursor = _of_this_table(seen.signals.cursor, seen.table)
+    cursor = _cursor_for(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
     total = 0
@@ -217,7 +221,7 @@ def _rejected_since(seen: Assessment) -> int:
     return total
 
 
-def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
+def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
     """Signal a window that its gate holds, with its current row count. `note` has the user and the reason.
 
     Raises SpecError if the window is not held.
@@ -232,11 +236,13 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
         head = head_of(now.metadata)
         if cursor is None or held is None or held.sent or head is None:
             raise SpecError(
-                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held ones"
+                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held windows"
             )
         if _is_behind(now, cursor):
-            raise CommitUnavailable(f"the catalog answered with an older state of {table} than was signalled; retry")
-        rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
+            raise CommitUnavailable(
+                f"the catalog returned an older state of {table} than the one already signalled; try again"
+            )
+        rows = count_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,
             state=SignalState.RELEASED,
@@ -251,7 +257,7 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
             return freed
 
 
-def send_again(
+def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
     """Signal windows once more at their current revision, for consumers that missed the events.
@@ -264,7 +270,7 @@ def send_again(
         missing = [w.key for w in windows if w not in known or not known[w].sent]
         if missing or signals.cursor is None:
             raise SpecError(
-                f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
+                f"cannot send {', '.join(missing)} of {table} again, because it was not signalled yet. "
                 + _why_not_signalled(table, windows, signals.cursor)
             )
         again = [
@@ -278,11 +284,14 @@ def send_again(
 def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
     """Return why the earliest of these windows cannot be sent again."""
     if cursor is not None and min(windows).start_us < cursor.from_us:
-        return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are history"
-    return f"`frazil partitions {table}` shows what it waits for"
+        return (
+            f"Signals of {table} begin with {Window.containing(cursor.from_us, cursor.grain)}; earlier windows are "
+            "never signalled"
+        )
+    return f"`frazil partitions {table}` shows why it waits"
 
 
-def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
+def find_routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
     """Return the stream's watermark after the last batch whose rows the table has completely.
 
     The default table is loaded after this table, so newer batches of the default table count as missing. Raises
@@ -300,21 +309,21 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
         return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    tables = StreamTables.of(stream, {"main": default_table}, clock_ms=clock.now_ms)
-    first = first_missing(tables, decided, spec.table.identifier, marker)
+    tables = StreamTables.open(stream, {"main": default_table}, clock_ms=clock.now_ms)
+    first = first_missing_batch(tables, decided, spec.table.identifier, marker)
     if first is not None:
-        problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
+        problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
         before_us = _watermark_before(default_table, stream, first)
         return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
-    offsets = of_topics(decided.offsets, spec.source.reads)
-    holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
+    offsets = keep_topics(decided.offsets, spec.source.reads)
+    holder = slowest_partition(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
     return Feed(stream, decided.watermark_us, lateness_us, holder)
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
     """Return the watermark of the batch before `first`, in microseconds, from the summary of that batch's commit."""
     for snapshot, path in commit_records(default_table.metadata, stream):
-        key = key_of(path)
+        key = parse_key(path)
         if key is not None and key < first:
             watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
             return int(watermark) * 1000 if watermark else None

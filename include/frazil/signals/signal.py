@@ -1,4 +1,4 @@
-"""One row of `frazil.signals`: a complete window of a table at one revision, and how the row is stored."""
+"""Defines a signal, a complete window of a table at one revision, as a row of `frazil.signals`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from frazil.partitions.windows import Window, microseconds
 
 
 class SignalState(StrEnum):
+    """Why a signal was appended."""
+
     COMPLETE = "complete"
     HELD = "held"
     """The window's quality gate failed. No event is sent until the window is released, or passes the gate after late
@@ -57,7 +59,7 @@ class Signal:
     """The sequence number of the snapshot in which the rows were counted."""
     signalled_at_ms: int
     note: str | None = None
-    """The failures that the gate found, or who released the window and why."""
+    """The failures that the gate found, or the user who released the window and the reason."""
     number: int = 0
     """The number of this signal among the table's signals; set by `append_signals`."""
 
@@ -109,10 +111,10 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 def from_row(row: Mapping[str, Any]) -> Signal:
     """Return the signal in a row, given as Arrow returns it in Python."""
-    plain = {_MICROSECONDS.get(name, name): _plain(value) for name, value in row.items()}
+    plain = {_MICROSECONDS.get(name, name): _plain_value(value) for name, value in row.items()}
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
     return Signal(**{**plain, "state": SignalState(plain["state"])})
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return microseconds(value) if isinstance(value, datetime) else value

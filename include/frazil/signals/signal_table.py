@@ -1,8 +1,9 @@
-"""`frazil.signals`: one row for each complete window of a table at each revision; one such table per catalog.
+"""Reads and appends signals in the table `frazil.signals`: one row per complete window and revision, one table per
+catalog.
 
-The append to this table is the compare-and-swap that makes a signal happen once. The cursor of each table is a property
-of `frazil.signals`, and moves in the same update as the append. A process that finds the cursor moved appends nothing.
-Airflow's events follow from the rows.
+Each append is a compare-and-swap, so a signal happens once. The cursor of each table is a property of `frazil.signals`,
+and moves in the same update as the append. A process that finds that the cursor has moved does not append. Airflow's
+events are derived from the rows.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def append_signals(
         return Change(prepared.requirements, (*prepared.updates, moved), True, proof)
 
     landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
-    # Only if our manifests are proven unused: an append whose answer was lost may have landed.
+    # Only if the manifests are proven unused: an append whose response was lost may have landed.
     if not landed and files and not writer.manifests:
         _discard(handle.current(), files)
     return landed
@@ -155,8 +156,8 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         raw = json.loads(text)
         if raw["format"] != FORMAT_VERSION:
             raise MarkerUnreadable(
-                f"the signals of {table} have format {raw['format']}, and this frazil reads {FORMAT_VERSION}: run the "
-                "frazil version that wrote them, or a newer one"
+                f"the signals of {table} have format {raw['format']}, but this version of frazil reads format "
+                f"{FORMAT_VERSION}: run the version that wrote them, or a newer one"
             )
         held = frozenset(raw["held-us"])
         return (
@@ -173,7 +174,7 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
             f"the property {PROPERTY_PREFIX + table!r} of table {IDENTIFIER} is not a cursor ({error!r}): it was "
-            "edited by hand; put it back"
+            "edited by hand. Restore it"
         ) from error
 
 
@@ -195,14 +196,14 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
 
 
 def _discard(table: Table, files: Sequence[StagedFile]) -> None:
-    """Delete files as far as possible.
+    """Delete files. Log errors only, because an error must not hide that the append failed.
 
-    Remaining files are orphans; an error here must not hide that the append failed.
+    Remaining files are orphans.
     """
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:
-        log.warning("files of an append to %s that did not land were left behind: %s", IDENTIFIER, error)
+        log.warning("cannot delete the files of a failed append to %s: %s", IDENTIFIER, error)
 
 
 def _write(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:

@@ -1,4 +1,4 @@
-"""Whether a window of a table was signalled, and if not, why it waits: for the sensor and for users."""
+"""Determines whether a window of a table was signalled, and if not, why it waits; for the sensor and for users."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frazil.errors import SpecError
-from frazil.partitions.completeness import history_words, waiting_words
+from frazil.partitions.completeness import never_signalled_text, waiting_text
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` are the signals of its windows, and empty until all of these were sent."""
+    """Status of an hour or a day. `signals` has the signals of its windows; empty until all of them were sent."""
 
     signals: tuple[Signal, ...]
     waits_for: str
@@ -26,27 +26,27 @@ class WindowStatus:
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day. A day of a table with hourly windows stands for all of its hours.
+    """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
 
     Raises SpecError if the key is not a window of the table, and the errors of `assess`.
     """
     table = specs[0].table.identifier
-    wanted = _window(key, specs[0])
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    wanted = _parse_window(key, specs[0])
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
     cursor = seen.signals.cursor
-    if said := history_words(wanted, cursor):
+    if said := never_signalled_text(wanted, cursor):
         return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
     unsent = [w for w in windows if w not in newest or not newest[w].sent]
     if unsent:
-        return WindowStatus((), _reason(seen, unsent[0], newest.get(unsent[0])))
+        return WindowStatus((), _waiting_reason(seen, unsent[0], newest.get(unsent[0])))
     return WindowStatus(tuple(newest[w] for w in windows), "")
 
 
-def _window(key: str, spec: StreamSpec) -> Window:
+def _parse_window(key: str, spec: StreamSpec) -> Window:
     try:
         window = Window.parse(key)
     except ValueError as error:
@@ -58,7 +58,7 @@ def _window(key: str, spec: StreamSpec) -> Window:
     return window
 
 
-def _reason(seen: Assessment, window: Window, last: Signal | None) -> str:
+def _waiting_reason(seen: Assessment, window: Window, last: Signal | None) -> str:
     if last is not None:
         return f"{window} is held by its quality gate: {last.note}"
-    return f"{window} waits: {waiting_words(seen.feeds, window, needed=True)}"
+    return f"{window} waits: {waiting_text(seen.feeds, window, needed=True)}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from frazil.spec.event_time import TimeUnit
 from frazil.spec.types import parse_type
-from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model
+from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, YamlForm
 
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
@@ -32,6 +33,27 @@ class Column(Model):
         description="How records encode a `timestamptz` or `timestamp`: `iso` text by default, or a number since 1970.",
     )
 
+    as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
+        default=None,
+        alias="as",
+        description="For `string`. `json`: the column keeps any value, as its JSON text. For strings within a nested "
+        "column, a mapping: `{detail: json}`, `{element: json}`.",
+    )
+
+    @field_validator("as_")
+    @classmethod
+    def _whole_names(cls, value: object) -> object:
+        if isinstance(value, Mapping) and not all(part.strip() for name in value for part in name.split(".")):
+            raise ValueError("has a name with an empty part; write field, or field.inner")
+        return value
+
+    @property
+    def json_texts(self) -> tuple[str, ...]:
+        """The full names of this column, or of strings within it, that keep values as JSON text."""
+        if self.as_ is None:
+            return ()
+        return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
+
     @field_validator("type")
     @classmethod
     def _canonical_type(cls, value: str) -> str:
@@ -45,6 +67,15 @@ class Column(Model):
         if any(c < " " or c in '"\\' for c in value):
             raise ValueError("has a quote, a backslash or a control character, which a column's name must not have")
         return value
+
+
+def columns_of(value: object) -> object:
+    """Convert a mapping of declared columns to a tuple in the model's form. Raises ValueError for any other value."""
+    if isinstance(value, list | tuple):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")  # noqa: TRY004 - pydantic's
+    return tuple(column_of(str(name), declared) for name, declared in value.items())
 
 
 def column_of(name: str, declared: object) -> object:

@@ -86,6 +86,8 @@ def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
         for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = seen_by(spec, table), seen_by(its, table)
+            if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
+                yield f"{path}: evolution: {spec.evolution.mode}, and {_widened(its, f'the stream in {other}', table)}"
             for key, one, another in _completeness(mine, theirs) if mine and theirs else ():
                 yield (
                     f"{path}: {key}: {one} for {table}, and the stream in {other}, whose route names it too, has: "
@@ -141,11 +143,8 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
-            yield (
-                f"{path}: evolution: {spec.evolution.mode}, and {beside} has: {first.evolution.mode}; with full, "
-                "records of one stream may make a column optional that the other declares not null, which stops that "
-                "one, so declare it for both or for neither"
-            )
+            of_table = _widened(first, f"the stream in {first_path}", spec.table.identifier)
+            yield f"{path}: evolution: {spec.evolution.mode}, and {of_table}"
         for clash in list(_clashes(_columns(spec), _columns(first), ()))[:_CLASHES_SHOWN]:
             yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
@@ -162,6 +161,13 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                     f"feeds {spec.table.identifier} too, has '{other.source.topic_pattern}'; a topic may come that "
                     "matches both and would land twice, so let one stream have both patterns"
                 )
+
+
+def _widened(its: StreamSpec, other: str, table: str) -> str:
+    return (
+        f"{other}, which feeds {table} too, has: {its.evolution.mode}; with full, records of one stream may make a "
+        "column optional that the other declares not null, which stops that one, so declare it for both or for neither"
+    )
 
 
 def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:

@@ -115,6 +115,12 @@ class JsonFormat(Model):
         default=False,
         description="Each line of a record is an object, and becomes a row. `kafka_line` counts the rows of a record.",
     )
+    unwrap: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The field whose object has the columns, `payload` for Kafka Connect's `{schema, payload}`; "
+        "`outer.inner` for a field within a field.",
+    )
     registry: Registry | None = Field(
         default=None,
         description="The registry where `frazil infer` finds the JSON Schema of each id. The writer does not use "
@@ -123,6 +129,19 @@ class JsonFormat(Model):
     envelope: Envelope | None = Field(
         default=None, description="`debezium`, or a mapping: records are change events of another database."
     )
+
+    @field_validator("unwrap")
+    @classmethod
+    def _whole_names(cls, value: str | None) -> str | None:
+        if value is not None and not all(value.split(".")):
+            raise ValueError("has a name with an empty part; write field, or outer.inner")
+        return value
+
+    @model_validator(mode="after")
+    def _unwraps_once(self) -> Self:
+        if self.unwrap is not None and self.envelope is not None:
+            raise ValueError("has unwrap next to envelope, which finds its events in `payload` itself; remove unwrap")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -127,6 +127,13 @@ def schema(spec: StreamSpec) -> Schema:
     return Schema(*fields, schema_id=0, identifier_field_ids=key)
 
 
+def records_schema(spec: StreamSpec) -> Schema:
+    """Return the fields of the stream's records, with ids from 1."""
+    return Schema(
+        *_FieldIds().fields([(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.record_columns])
+    )
+
+
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
     """Return the declared partitioning, with the field ids of the schema `of`; partition fields are named as in
     Spark.

@@ -36,6 +36,7 @@ def stream_schema() -> _Schema:
     for key in ("partition-by", "sort-by"):
         schema["properties"][key] = _text_or(schema["properties"][key])
     schema["properties"]["schema"] = _columns(schema["properties"]["schema"], definitions["Column"])
+    source["properties"]["schema"] = _columns(source["properties"]["schema"], definitions["Column"])
     definitions.pop("Column")
     _drop_titles(schema)
     return {

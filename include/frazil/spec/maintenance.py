@@ -127,12 +127,10 @@ class Alerts(Switched):
     waiting_batches: Count = Field(
         default=3, description="Batches that are journaled but not committed, if the last commit is old."
     )
-    dead_letters: Percentage = Field(
-        default=5, description="Percentage of the last hour's records that are dead letters."
-    )
+    dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(
         default=20,
-        description="For `mode: upsert`: percentage of the last hour's changes that were dropped because their rows "
+        description="For `mode: upsert`: percentage of the last changes that were dropped because their rows "
         "are newer.",
     )
     dead_letters_per_minute: Count | None = Field(

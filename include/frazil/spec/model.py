@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import Column, column_of
+from frazil.spec.column import Column, columns_of
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.event_time import EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
@@ -185,6 +185,12 @@ class StreamSpec(Model):
         min_length=1,
         description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
     )
+    transform: str | None = Field(
+        default=None,
+        min_length=1,
+        description="One `SELECT … FROM records [WHERE …]` of DuckDB, which makes the columns of `schema` from the "
+        "fields of one record. `WHERE` drops records, and their number is kept.",
+    )
     mode: Literal["append", "upsert"] = Field(
         default="append",
         description="`append`: every record is a row. `upsert`: every record changes the row of its `key`; the "
@@ -210,6 +216,12 @@ class StreamSpec(Model):
     )
     route: Route | None = Field(
         default=None, description="Which records go to which tables; `table` gets all other records."
+    )
+    rest: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A `string` column that keeps the fields that no other column takes, as one JSON object; null if "
+        "there are none.",
     )
     event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
@@ -252,11 +264,7 @@ class StreamSpec(Model):
     @field_validator("columns", mode="before")
     @classmethod
     def _columns_by_name(cls, value: object) -> object:
-        if isinstance(value, list | tuple):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")  # noqa: TRY004 - pydantic's
-        return tuple(column_of(str(name), declared) for name, declared in value.items())
+        return columns_of(value)
 
     @field_validator("key", mode="before")
     @classmethod
@@ -328,8 +336,12 @@ class StreamSpec(Model):
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
         """Return the keys that a fingerprint omits, including unused keys that later versions added."""
-        source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
-        columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
+        source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
+        columns = {
+            index: unset
+            for index, column in enumerate(self.columns)
+            if (unset := {key for key in ("unit", "as_") if getattr(column, key) is None})
+        }
         dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
         commit = None if self.commit.atomic else {"atomic"}
@@ -339,26 +351,42 @@ class StreamSpec(Model):
         unused = {"maintenance", "application", "description", "owner"}
         unused |= {"evolution"} if self.evolution.mode == "off" else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
-        unused |= {key for key in ("sensitive", "route", "dedupe") if getattr(self, key) is None}
+        unused |= {key for key in ("sensitive", "route", "dedupe", "rest", "transform") if getattr(self, key) is None}
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property
+    def record_columns(self) -> tuple[Column, ...]:
+        """The fields of a record: those of `source.schema`, or the table's columns."""
+        return self.source.columns or self.columns
+
+    @property
+    def unnests(self) -> bool:
+        """Whether the transform may make several rows of one record."""
+        return self.transform is not None and "unnest" in self.transform.lower()
+
+    @property
     def units(self) -> dict[str, str]:
-        """Units of the columns whose times arrive as numbers."""
-        declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
+        """How records hold the values of columns, by full name, if the type alone does not decide it.
+
+        The unit of times that arrive as numbers; `json` for strings that keep values as JSON text; `rest` for the
+        column of the other fields.
+        """
+        as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
+        declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
-        return {name: unit for name, unit in (declared | of_event_time).items() if unit}
+        of_rest = {} if self.rest is None else {self.rest: "rest"}
+        return as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
 
     @property
     def has_lines(self) -> bool:
         """Whether one record may become several rows."""
-        return isinstance(self.source.format, JsonFormat) and self.source.format.lines
+        return self.unnests or (isinstance(self.source.format, JsonFormat) and self.source.format.lines)
 
     @property
     def value_format(self) -> ValueFormat:
         """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
-        filled = tuple(column.name for column in self.columns if column.name not in self.beside_value)
+        filled = tuple(column.name for column in self.record_columns if column.name not in self.beside_value)
         if isinstance(declared, StringFormat | BytesFormat):
             return declared.model_copy(update={"column": declared.column or filled[0]})
         if isinstance(declared, CsvFormat):

@@ -265,9 +265,10 @@ def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
     """Return the dotted path as in the YAML; columns are named instead of numbered."""
     location = _untagged(location)
     parts = [str(part) for part in location]
-    columns = declared.get("schema")
-    if len(location) > 1 and location[0] == "schema" and isinstance(columns, Mapping) and isinstance(location[1], int):
-        parts[1] = str(list(columns)[location[1]])
+    for path in (("schema",), ("source", "schema")):
+        columns, at = _at(declared, path), len(path)
+        if location[:at] == path and isinstance(columns, Mapping) and location[at:] and isinstance(location[at], int):
+            parts[at] = str(list(columns)[int(location[at])])
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 

@@ -24,26 +24,44 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "route": lambda spec: spec.route is not None,
     "mode: upsert": lambda spec: spec.mode == "upsert",
     "dedupe": lambda spec: spec.dedupe is not None,
+    "transform": lambda spec: spec.transform is not None,
 }
 _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
     "evolution": lambda spec: spec.evolution.mode,
     "distribution": lambda spec: spec.distribution,
-    "source.format.lines": lambda spec: str(spec.has_lines).lower(),
+    "source.format.lines": lambda spec: str(spec.has_lines and not spec.unnests).lower(),
+    "transform": lambda spec: "unnest" if spec.unnests else "",
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
 _LINES = "makes several rows of a record, which have no order among them; leave it out with "
+_SEVERAL_TABLES = (
+    "could send rows of one record to several tables, and audits and backfills count a table's records by offset; "
+    "let each record be one row"
+)
 REFUSED = (
     Refusal("route", "commit.align", ("watermark",), "is not possible with a route yet; leave it out"),
     Refusal(
         "route",
+        "distribution",
+        ("hash", "auto"),
+        "gives writers shares by the default table's recent batches, so that a large table of the route would have one "
+        "writer; leave it out",
+    ),
+    Refusal(
+        "route",
+        "source.format.lines",
+        ("true",),
+        _SEVERAL_TABLES,
+    ),
+    Refusal("route", "transform", ("unnest",), _SEVERAL_TABLES),
+    Refusal(
+        "transform",
         "evolution",
         ("additive", "full"),
-        "is not possible with a route yet; leave it out, and declare new columns",
+        "is not possible with a transform, which makes all columns; leave it out, and declare new columns",
     ),
-    Refusal("route", "distribution", ("hash", "auto"), "is not possible with a route yet; leave it out"),
-    Refusal("route", "source.format.lines", ("true",), "is not possible with a route yet; let each record be one row"),
     Refusal(
         "mode: upsert",
         "commit.align",
@@ -51,6 +69,7 @@ REFUSED = (
         "holds rows of open windows back, which an upsert could not change there; leave it out",
     ),
     Refusal("mode: upsert", "source.format.lines", ("true",), f"{_LINES}mode: upsert"),
+    Refusal("mode: upsert", "transform", ("unnest",), f"{_LINES}mode: upsert"),
     Refusal(
         "mode: upsert",
         "distribution",
@@ -70,6 +89,7 @@ REFUSED = (
         "holds rows of open windows back on a branch, where dedupe does not look; leave one of them out",
     ),
     Refusal("dedupe", "source.format.lines", ("true",), f"{_LINES}dedupe"),
+    Refusal("dedupe", "transform", ("unnest",), f"{_LINES}dedupe"),
     Refusal(
         "dedupe",
         "coordinates",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from frazil.spec import dedupe, layout_rules, property_rules, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
-from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
+from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
-from frazil.spec.types import UNREADABLE, parse_type, places_of
+from frazil.spec.types import UNREADABLE, Map, parse_type, places_of, type_at
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
 def _lines(spec: StreamSpec) -> Iterator[Problem]:
     if spec.has_lines and not spec.coordinates:
         yield Problem(
-            "source.format.lines",
-            "true",
+            *(("transform", "unnest") if spec.unnests else ("source.format.lines", "true")),
             "needs the column kafka_line, which tells the rows of a record apart: leave out coordinates: false",
         )
 
@@ -103,7 +102,7 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _units(spec: StreamSpec) -> Iterator[Problem]:
-    for column in spec.columns:
+    for column in spec.record_columns:
         if column.unit is None:
             continue
         if column.type not in {"timestamptz", "timestamp", ""}:
@@ -112,6 +111,81 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
         if column.name == spec.event_time.column and spec.event_time.unit not in {"iso", column.unit}:
             what = f"differs from the column's own unit, {column.unit}; keep one"
             yield Problem("event-time.unit", spec.event_time.unit, what)
+
+
+def _transform(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield problems of the fields from which a transform makes the columns. DuckDB checks the SQL itself."""
+    if spec.transform is None:
+        if spec.source.columns:
+            yield Problem("source.schema", None, "is for transform; declare that, or leave it out")
+        return
+    seen: set[str] = set()
+    for column in spec.record_columns:
+        lower = column.name.lower()
+        if lower in seen or lower.startswith("_frazil"):
+            what = "is declared twice; names are case-insensitive" if lower in seen else "is a name that frazil uses"
+            yield Problem(f"source.schema.{column.name}", column.type or None, f"{what}; rename it")
+        seen.add(lower)
+    if spec.source.columns:
+        for column in spec.columns:
+            if column.unit is not None:
+                what = "is the unit of a record's field, and a transform makes this column; move it to source.schema"
+                yield Problem(f"schema.{column.name}.unit", column.unit, what)
+        if spec.event_time.unit != "iso":
+            what = "is the unit of a record's field, and a transform makes this column; move it to source.schema"
+            yield Problem("event-time.unit", spec.event_time.unit, what)
+    if envelope_of(spec.source.format):
+        what = "is not possible with a transform yet: its deletes have only a key; leave one of them out"
+        yield Problem("source.format.envelope", None, what)
+    if spec.delete and spec.delete.tombstones:
+        what = "has no fields from which a transform could make the key; use delete.column, or leave one of them out"
+        yield Problem("delete.tombstones", True, what)
+
+
+def _as_json(spec: StreamSpec) -> Iterator[Problem]:
+    columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
+    for column in spec.record_columns:
+        for name in column.json_texts if column.name in columns else ():
+            place = f"schema.{column.name}.as"
+            path = name.split(".")
+            found, outer = type_at(columns, path), type_at(columns, path[:-1] or path)
+            if found is None:
+                yield Problem(place, name, f"is not in the column, which is {column.type}")
+            elif str(found) != "string":
+                yield Problem(place, "json", f"is for a string, and {name} is of type {found}; make it a string")
+            elif isinstance(outer, Map) and path[-1] == "key":
+                yield Problem(place, "json", f"is for values, and {name} is the key of a map; leave it out")
+            elif column.name in spec.beside_value:
+                what = "is for values, and the column keeps a key or header, whose text is kept as it is; leave it out"
+                yield Problem(place, "json", what)
+            elif spec.source.format.type not in NAMED_FIELDS:
+                what = f"is for fields with types, and source.format is {spec.source.format.type}; leave it out"
+                yield Problem(place, "json", what)
+
+
+def _rest(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield problems of the column of all other fields: it is filled from no field of its own."""
+    if (name := spec.rest) is None:
+        return
+    declared = {column.name: column for column in spec.record_columns}
+    if (column := declared.get(name)) is None:
+        yield Problem("rest", name, f"is not a column of the schema{did_you_mean(name, declared)}")
+        return
+    if spec.source.format.type not in NAMED_FIELDS:
+        what = f"needs records whose fields have names, and source.format is {spec.source.format.type}; leave it out"
+        yield Problem("rest", name, what)
+    if column.type not in {"string", ""}:
+        yield Problem("rest", name, f"is a column of type {column.type}; make it string")
+    if column.required:
+        yield Problem("rest", name, "is not null, and a record may have no other fields; leave not null out")
+    if column.as_ is not None:
+        yield Problem(f"schema.{name}.as", "json", "is not for the column of rest, which is JSON anyway; leave it out")
+    if name in spec.beside_value:
+        yield Problem("rest", name, "is filled by a key or a header already; name another column")
+    if name in spec.key:
+        yield Problem("rest", name, "is a column of the key, which a record must name; name another column")
+    if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
+        yield Problem("rest", name, "is a sensitive field; sensitive fields are never kept there, so take it out")
 
 
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
@@ -127,7 +201,7 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
     """Yield problems of the columns that the key and headers fill: each needs a column of its own."""
-    declared = {column.name: column.type for column in spec.columns}
+    declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if key := spec.source.key:
         wanted.append(("source.key.column", key.column, {"string" if key.format == "string" else "binary"}))
@@ -151,7 +225,7 @@ def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
     if not isinstance(declared, StringFormat | BytesFormat):
         return
     kind = "string" if isinstance(declared, StringFormat) else "binary"
-    filled = {column.name: column.type for column in spec.columns if column.name not in spec.beside_value}
+    filled = {column.name: column.type for column in spec.record_columns if column.name not in spec.beside_value}
     if len(filled) != 1:
         what = f"fills one column, but those that neither key nor header fills are: {', '.join(filled) or 'none'}"
         yield Problem("source.format", declared.type, what)
@@ -169,7 +243,7 @@ def _csv(spec: StreamSpec) -> Iterator[Problem]:
     if not isinstance(spec.source.format, CsvFormat):
         return
     fields = spec.source.format.columns
-    for column in spec.columns:
+    for column in spec.record_columns:
         if column.name in spec.beside_value:
             if column.name in fields:
                 what = "is filled by a key or a header, and not by a field; rename the field"
@@ -264,16 +338,22 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_columns, ("schema", "coordinates")),
     (_lines, ("source.format", "coordinates")),
     (_event_time, ("schema", "event-time", "coordinates")),
-    (_units, ("schema", "event-time")),
+    (_units, ("schema", "source.schema", "event-time")),
+    (_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
+    (_as_json, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (_rest, ("schema", "source.schema", "source.format", "source.key", "source.headers", "key", "sensitive", "rest")),
     (_topics, ("source.topics", "source.topic-pattern")),
-    (_beside_value, ("schema", "source.key", "source.headers")),
-    (_whole_value, ("schema", "source.format", "source.key", "source.headers")),
-    (_csv, ("schema", "source.format", "source.key", "source.headers")),
+    (_beside_value, ("schema", "source.schema", "source.key", "source.headers")),
+    (_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (_csv, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
     (
         refused.problems,
-        ("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
+        (
+            *("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
+            "transform",
+        ),
     ),
     (dedupe.problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),

@@ -94,11 +94,11 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         return
     lower = {name.lower(): _lower(kind) for name, kind in columns.items()}
     for name, how in sensitive.fields.items():
-        found = _type_at(columns, name.split("."))
+        found = types.type_at(columns, name.split("."))
         place = f"sensitive.fields.{name}"
-        if how.as_ == "drop" and (found is not None or _type_at(lower, name.lower().split("."))):
+        if how.as_ == "drop" and (found is not None or types.type_at(lower, name.lower().split("."))):
             yield Problem(place, "drop", "is a column of the schema; take it out of the schema")
-        elif how.as_ == "drop" and isinstance(_type_at(lower, name.lower().split(".")[:1]), types.Primitive):
+        elif how.as_ == "drop" and isinstance(types.type_at(lower, name.lower().split(".")[:1]), types.Primitive):
             yield Problem(place, "drop", "is within a column that is no struct, which would keep it")
         elif how.as_ != "drop" and found is None:
             yield Problem(place, how.as_, f"is not a column of the schema{did_you_mean(name, columns)}")
@@ -119,19 +119,3 @@ def _lower(kind: types.Type) -> types.Type:
         case types.Map(key, value):
             return types.Map(_lower(key), _lower(value))
     return kind
-
-
-def _type_at(columns: Mapping[str, types.Type], path: list[str]) -> types.Type | None:
-    """Return the type of a column, or of a field within it, by Iceberg's full name; None if it does not exist."""
-    found = columns.get(path[0])
-    for part in path[1:]:
-        match found:
-            case types.Struct(fields):
-                found = {field.name: field.type for field in fields}.get(part)
-            case types.List(element):
-                found = element if part == "element" else None
-            case types.Map(key, value):
-                found = {"key": key, "value": value}.get(part)
-            case _:
-                return None
-    return found

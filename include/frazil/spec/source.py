@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from frazil.spec.addresses import servers_problem
+from frazil.spec.column import Column, columns_of
 from frazil.spec.formats import Format, Header, JsonFormat, Key
 from frazil.spec.topics import TopicPattern, regular_expression
 from frazil.spec.values import Model, Properties, Start, YamlForm
@@ -29,6 +30,12 @@ class Source(Model):
         "appears later is read from its beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
+    columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
+        default=(),
+        alias="schema",
+        description="With `transform`: the fields of a record, written as the columns of `schema`. By default a record "
+        "has the columns of `schema`.",
+    )
     key: Key | None = Field(default=None, description="The column that keeps a record's key.")
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
         default=(), description="The columns that keep a record's headers, `{name: …, column: …}`."
@@ -66,6 +73,11 @@ class Source(Model):
                 texts = "host:port,host:port"  # what was written may hold credentials
             raise ValueError(f"is a list; write one text, with commas: {texts}")  # noqa: TRY004
         return value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _columns_by_name(cls, value: object) -> object:
+        return columns_of(value)
 
     @field_validator("topic_pattern")
     @classmethod

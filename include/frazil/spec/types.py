@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -159,6 +159,22 @@ def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
         case Map():
             yield from places_of(name, kind.key, f"{where}.key")
             yield from places_of(name, kind.value, f"{where}.value")
+
+
+def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
+    """Return the type of a column, or of a field within it, by Iceberg's full name; None if it does not exist."""
+    found = columns.get(path[0])
+    for part in path[1:]:
+        match found:
+            case Struct(fields):
+                found = {field.name: field.type for field in fields}.get(part)
+            case List(element):
+                found = element if part == "element" else None
+            case Map(key, value):
+                found = {"key": key, "value": value}.get(part)
+            case _:
+                return None
+    return found
 
 
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))")
@@ -332,8 +348,8 @@ def _unknown(name: str) -> ValueError:
         return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")
     if lower in _JSON:
         return ValueError(
-            f"has {name!r}, which is no Iceberg type; say what is inside, struct<name: type>, list<type> or "
-            "map<string, type>, or write string if the record holds it as text"
+            f"has {name!r}, which is no Iceberg type. Write {{type: string, as: json}} for any value, or a type for "
+            "known fields: struct<name: type>, list<type> or map<string, type>"
         )
     if lower in _FORMAT_3:
         return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")

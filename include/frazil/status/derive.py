@@ -81,6 +81,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.LATE: (Level.TROUBLE, "freshness"),
     State.PROBLEM: (Level.TROUBLE, ""),
     State.NO_TABLE: (Level.BROKEN, "table"),
+    State.ANOTHER_TABLE: (Level.BROKEN, "table"),
     State.TABLE_UNREADABLE: (Level.BROKEN, "table"),
     State.NO_WRITER: (Level.TROUBLE, "writer"),
     State.ELSEWHERE: (Level.WELL, ""),
@@ -148,6 +149,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
         )
     ended = WriterProcess(
         state=observation.process,
+        foreground=launch.kind is LaunchKind.FOREGROUND,
         application=launch.application if launch.kind is LaunchKind.HOSTED else None,
         epoch=epoch,
     )
@@ -179,7 +181,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
         problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
-    if process.error:
+    if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the end of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
         problems.append(f"the last writer ended with {exit_words(process)}: {shortened(words)}")
@@ -243,8 +245,8 @@ def _stopped(known: StreamState) -> _Found | None:
     if known.table_exists is None:
         return State.TABLE_UNREADABLE, first
     if known.missing is not None:
-        return State.NO_TABLE, known.missing
-    if writer.ended_at_ms is not None and writer.exit_code != 0:
+        return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
+    if writer.ended_at_ms is not None and writer.exit_code != 0 and not known.reset_since_end:
         return State.STOPPED, first or f"its last writer ended with {exit_words(writer)}"
     return None
 
@@ -254,8 +256,11 @@ def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
-    if abs(now_ms - max(writer.ended_at_ms or 0, known.desired_at_ms or 0)) <= STARTS_WITHIN_MS:
+    since_ms = max(writer.ended_at_ms or 0, known.desired_at_ms or 0, known.reset_at_ms or 0)
+    if not writer.foreground and abs(now_ms - since_ms) <= STARTS_WITHIN_MS:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
+    if known.reset_since_end:
+        return State.NO_WRITER, reset_words(known, now_ms=now_ms)
     ended = f" {ago(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {counted(known.lag, 'record', 'waits|wait')}" if known.lag else ""
     said = f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
@@ -299,10 +304,15 @@ def _running(known: StreamState) -> _Found:
     return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
 
 
+def reset_words(known: StreamState, *, now_ms: int) -> str:
+    """Describe the next step after a reset."""
+    return f"reset {ago(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
+
+
 def exit_words(writer: WriterProcess) -> str:
     """Describe how the writer ended."""
     if writer.exit_code is None and writer.error:
-        return "an error"
+        return "no exit code"
     if writer.exit_code is None:
         with_it = f", with the application {writer.application}" if writer.application else ""
         return f"no exit code: it was killed{with_it}, its host went down, or its disk was full"

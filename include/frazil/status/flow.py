@@ -11,7 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.reasons import Reason, Reasons, reasons_in
+from frazil.commit.reasons import Reason, Reasons, parse_reasons
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
@@ -21,6 +21,8 @@ BUCKETS = 30
 RATE_OVER_MS = HOUR_MS // 6
 RECENT_MS = HOUR_MS // 12
 """Rates in alerts are means over this time in milliseconds, or over the longest commit interval if that is longer."""
+FEWEST_RECORDS = 100
+"""Number of records below which a percentage of them is not meaningful."""
 INTERVALS = 3
 """A rate covers at least this many of the longest commit intervals."""
 
@@ -62,7 +64,12 @@ class Flow:
     """The start of the count of rejected records, if it is less than a day ago: see `counted_since`."""
     rejected_since_reset: bool = False
     """Whether the count of rejected records starts at the stream's last reset instead of the oldest snapshot."""
-    hour: Landed = field(default_factory=Landed)
+    measured: Landed = field(default_factory=Landed)
+    """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
+    measured_ms: int = HOUR_MS
+    """An hour. If that has fewer than `FEWEST_RECORDS` records: the time back to the commit that completes them, and a
+    day at most.
+    """
     recent: Landed = field(default_factory=Landed)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
@@ -71,9 +78,9 @@ class Flow:
     def recent_reasons(self) -> Reasons:
         """New dead letters of the last `recent_minutes`, by error class.
 
-        Other error classes of the last hour have 0.
+        Other error classes of the last `measured_ms` have 0.
         """
-        return {name: self.recent.reasons.get(name, Reason(0)) for name in self.hour.reasons}
+        return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
 def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
@@ -82,10 +89,12 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
     commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_MS, longest_ms), HOUR_MS)
-    lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - HOUR_MS, ancestors(metadata))]
+    lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
+    measured_since_ms = _enough_since(lately, spec.name, now_ms=now_ms)
     found = replace(
         flow(commits, over_ms=over_ms, now_ms=now_ms),
-        hour=landed(lately, spec.name, since_ms=now_ms - HOUR_MS),
+        measured=landed(lately, spec.name, since_ms=measured_since_ms),
+        measured_ms=now_ms - measured_since_ms,
         recent=landed(lately, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
@@ -126,6 +135,19 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
     return found
 
 
+def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
+    """Return the start of the shortest period of at least an hour that has `FEWEST_RECORDS` records.
+
+    `lately` are the snapshots of the last day, newest first. Returns the start of that day if it has fewer records.
+    """
+    records = 0
+    for snapshot in lately:
+        records += landed([snapshot], stream, since_ms=snapshot.timestamp_ms).records
+        if records >= FEWEST_RECORDS:
+            return min(snapshot.timestamp_ms, now_ms - HOUR_MS)
+    return now_ms - DAY_MS
+
+
 def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> Landed:
     """Sum the stream's commits since `since_ms`."""
     found = Landed()
@@ -136,7 +158,7 @@ def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> L
             found.records += _number(said["frazil.records"]) + dead
             found.rejected += dead
             found.stale += _number(said.get("frazil.stale"))
-            for name, reason in reasons_in(said).items():
+            for name, reason in parse_reasons(said).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
 

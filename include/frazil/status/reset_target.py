@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from frazil.commit.marker import Marker, of_same_topics, of_topics
-from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_cuts, clamped
+from frazil.commit.marker import Marker, keep_same_topics, keep_topics
+from frazil.commit.reset import Available, BeforeReset, Move, Offsets, clamp, move_before_truncations
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.log_watch import find_cut
@@ -41,7 +41,7 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
         return Available(topics.identity, first, end)
-    same = of_same_topics(of_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
+    same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
     cut = find_cut(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
     return Available(topics.identity, first, end, cut)
 
@@ -59,11 +59,11 @@ def target_of(
     if wanted.to == "latest":
         return dict(now.end)
     if wanted.to == "timestamp" and wanted.at is not None:
-        return clamped(kafka.at(wanted.at, now.first), now)
+        return clamp(kafka.at(wanted.at, now.first), now)
     if wanted.to == "table":
         if seen.unknown:
             raise RolledBack(seen.unknown)
-        return clamped(before_cuts(of_same_topics(seen.held, seen.source, now.source), now), now)
+        return clamp(move_before_truncations(keep_same_topics(seen.held, seen.source, now.source), now), now)
     if wanted.to == "offsets" and wanted.offsets is not None:
         check_available(wanted.offsets, now)
         return {**_marker_target(seen, now, named=wanted.offsets), **wanted.offsets}
@@ -78,7 +78,9 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
             "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
             "--to offsets with every partition"
         )
-    return clamped(before_cuts(of_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now)
+    return clamp(
+        move_before_truncations(keep_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now
+    )
 
 
 def check_available(offsets: Offsets, now: Available) -> None:

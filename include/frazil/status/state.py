@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from frazil.errors import NO_RESTART
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import ProcessState
 from frazil.status.flow import Flow
@@ -35,6 +36,8 @@ class State(StrEnum):
     LATE = "late"
     PROBLEM = "has a problem"
     NO_TABLE = "no table"
+    ANOTHER_TABLE = "another table"
+    """The stream wrote another table than the one that has its table's name now."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
     ELSEWHERE = "commits elsewhere"
@@ -82,6 +85,8 @@ class WriterProcess:
     """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
     """The newest epoch of this writer; None before its first epoch."""
+    foreground: bool = False
+    """Whether a user ran the writer in a terminal, so that no supervisor starts the next one."""
 
     @property
     def has_ended(self) -> bool:
@@ -109,7 +114,7 @@ class StreamState:
     problem: str | None = None
     """The error in the stream's declaration, if any."""
     missing: str | None = None
-    """Why the catalog does not have a table that the stream once had; None if the table was never made."""
+    """Why the catalog no longer has the stream's own table under its name; None if the table was never made."""
     crashes: int = 0
     """Number of consecutive ends without progress, as the supervisor counts them; 0 once the running writer makes
     progress.
@@ -144,6 +149,8 @@ class StreamState:
     """Number of journaled batches that are not committed; counted only if the last commit is long ago."""
     rolled_back: bool = False
     """Whether the table was rolled back behind the marker, so that the lag is unknown."""
+    reset_at_ms: int | None = None
+    """The time of the last reset or adoption, if no writer has taken over since."""
     rows: int | None = None
     """Number of rows of `table`, without rows in tables of a route."""
     problems: tuple[str, ...] = ()
@@ -165,11 +172,24 @@ class StreamState:
     replayed: Mapping[str, int] = field(default_factory=dict)
     """Counts of the last replay's changes, for an upsert stream."""
     replayed_at_ms: int | None = None
+    backfill: str | None = None
+    """The stream's open backfill or replay in words; None without one."""
     routed: bool = False
     """Whether the stream has written to tables of a route."""
     amiss: Mapping[str, str] = field(default_factory=dict)
     """Tables of the stream's route that miss rows or were dropped, with a few words on each; also among the problems.
     """
+
+    @property
+    def reset_since_end(self) -> bool:
+        """Whether an operator has reset or adopted the stream since its last writer ended."""
+        at_ms, ended_at_ms = self.reset_at_ms, self.writer.ended_at_ms
+        return self.writer.pid is None and at_ms is not None and ended_at_ms is not None and at_ms > ended_at_ms
+
+    @property
+    def needs_operator(self) -> bool:
+        """Whether the last writer ended with an error after which no other writer is started."""
+        return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART
 
     @property
     def commits_elsewhere(self) -> bool:

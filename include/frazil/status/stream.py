@@ -15,7 +15,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay
+from frazil.backfill.interrupted import progress_words
+from frazil.commit.backfill_marker import read_backfill
+from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
@@ -26,11 +28,12 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.records import read_notes, read_watch
 from frazil.installed import outdated
-from frazil.offsets.spans import unread
+from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.derive import evaluated, of_writer, process_problems, promise_ms, shortened
 from frazil.status.flow import Flow, flow_of
+from frazil.status.missing import missing_table
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.desired import DesiredStore, table_fingerprint
@@ -38,7 +41,6 @@ from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced,
 from frazil.supervise.observed import Declared, Desired, Observed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.table.branches import head_of, live_rows
-from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
 from frazil.table.tables import check_fits, load_stream_table, state_location
@@ -70,11 +72,13 @@ class TableView:
     commit_epoch: int | None = None
     desired: Desired | None = None
     missing: str | None = None
-    """Why the catalog does not have a table that the stream once had; None if the table was never made."""
+    """Why the catalog no longer has the stream's own table under its name; None if the table was never made."""
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
     rolled_back: bool = False
+    reset_at_ms: int | None = None
+    backfill: str | None = None
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -124,6 +128,7 @@ def _with_kafka(
 ) -> StreamState:
     """Add the live writer's report, the table and the lag."""
     heartbeat, marker = fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
+    known = replace(known, reset_at_ms=view.reset_at_ms)
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (
         (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else (None, None, None)
@@ -166,13 +171,15 @@ def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None
         undeclared=view.undeclared,
         changes=view.changes,
         flow=view.flow,
-        replayed=changes_of(view.replay.summary) if view.replay else {},
+        replayed=merge_counts(view.replay.summary) if view.replay else {},
         replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
         routed=marker is not None and marker.routed is not None,
         amiss=view.amiss,
         commit_epoch=view.commit_epoch,
+        backfill=view.backfill,
         waiting_batches=view.waiting_batches,
         rolled_back=view.rolled_back,
+        reset_at_ms=view.reset_at_ms,
     )
     if marker is not None:
         return replace(
@@ -225,7 +232,7 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
-        words = shortened(problem.partition(": ")[2])
+        words = shortened(problem.removeprefix(f"{LAG_UNKNOWN}: ").partition(": ")[2])
         return bool(words) and words in said
 
     return (*problems[:1], *(one for one in problems[1:] if not is_said(one)))
@@ -269,7 +276,7 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             check_not_cut(read, cut, stream=spec.name)
     except FrazilError as error:
         return None, f"{LAG_UNKNOWN}: {_words(error)}"
-    return unread(marker.offsets, first, ends), None
+    return count_unread(marker.offsets, first, ends), None
 
 
 def _read_table(
@@ -282,7 +289,7 @@ def _read_table(
         if table is not None:
             return _view(table, spec, now_ms=now_ms, in_full=in_full)
         desired = DesiredStore(spec.name, None).read()
-        missing = missing_table(spec, committed=committed)
+        missing = missing_table(spec, None, committed=committed)
         return TableView(exists=False, desired=desired, missing=missing, problems=(missing,) if missing else ())
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
         _raise_if_outdated(error)
@@ -328,6 +335,8 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
     except FrazilError as error:
         rolled_back = isinstance(error, RolledBack)
         problems.append(_words(error))
+    missing = missing_table(spec, table, committed=False)
+    problems += [missing] if missing else []
     if in_full and marker is not None and marker.routed is not None:
         behind, amiss = _behind(spec, marker)
         problems += behind
@@ -341,6 +350,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
     is_fresh = committed_ms is not None and now_ms - committed_ms <= promise_ms(spec)
     return TableView(
         exists=True,
+        missing=missing,
         in_full=in_full,
         rolled_back=rolled_back,
         marker=marker,
@@ -349,6 +359,8 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
         last_commit_at_ms=committed_ms,
         rows=_rows(table.metadata),
         commit_epoch=last_epoch(table.metadata, spec.name),
+        reset_at_ms=last_reset_ms(table.metadata, spec.name),
+        backfill=_open_backfill(table.metadata, spec.name, now_ms=now_ms),
         desired=desired,
         problems=tuple(problems),
         undeclared=undeclared,
@@ -375,10 +387,18 @@ def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
     """Read the counts of changes from the newest batch that has not expired."""
     for snapshot in reversed(metadata.snapshots):
         summary = snapshot.summary
-        counts = changes_of(summary)
+        counts = merge_counts(summary)
         if summary and summary.get("frazil.stream") == stream and counts:
             return counts
     return {}
+
+
+def _open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str | None:
+    try:
+        last = read_backfill(metadata.properties, stream)
+    except FrazilError as error:
+        return _words(error)
+    return progress_words(last, metadata, now_ms=now_ms) if last and last.is_open else None
 
 
 def _rows(metadata: TableMetadata) -> int | None:

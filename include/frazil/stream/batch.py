@@ -19,13 +19,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.history import changes_of
+from frazil.commit.history import merge_counts
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, merged_identity, read_marker
-from frazil.commit.reasons import reasons_of
+from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
+from frazil.commit.reasons import count_reasons
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import discard_batch, give_back, sweep_batch
+from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,
@@ -40,8 +40,9 @@ from frazil.events import (
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
-from frazil.ingest.contract import Shuffle, StageContext
+from frazil.ingest.contract import Shuffle, StageContext, Target
 from frazil.ingest.rejects import join_rejects
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -52,7 +53,7 @@ from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import MAX_NAMED, evolved, ignored
+from frazil.stream.evolve import MAX_NAMED, Evolved, evolved, ignored, without_columns
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -98,8 +99,10 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
+    unknown: SchemaDrift = NO_DRIFT
+    """The records of this epoch that have no field of any column."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Ignored fields that were already reported."""
+    """Ignored fields that were already reported, each with its table first."""
     recent: Recent | None = None
     """Averages of what recent batches wrote to each table partition; None until a batch of this epoch needs them."""
     distribution: Distribution | None = None
@@ -121,8 +124,11 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
+            self._report_unknown(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
-            check_circuit_breaker(self.spec, rejects, records=journal.records, journals=self.tables.journals)
+            check_circuit_breaker(
+                self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
+            )
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -185,9 +191,9 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
-        """Sum the counts of a batch's merges over all tables that have committed the batch."""
+        """Sum the counts of a batch's merges over all tables that have committed the batch, and what was dropped."""
         if self.tables.merging is None:
-            return {}
+            return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
         missing = self.route.followers.waiting.keys() if self.route else frozenset()
         for target in journal.routed - missing:
@@ -196,6 +202,16 @@ class BatchRunner:
             if marker is not None and marker.settled == journal.key:
                 total.update(_merged(table, marker))
         return dict(total)
+
+    def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
+        """Report how many records of this epoch have no field of any column."""
+        found = (drift for answer in answers for drift in answer.result.drift.values())
+        drift = joined_drift([self.unknown, *(SchemaDrift(unknown=d.unknown, names=d.names) for d in found)])
+        if drift.unknown > self.unknown.unknown:
+            table, before = self.tables.main.identifier, self.unknown
+            earlier = without_columns(before.unknown, before.names, table=table) if before.unknown else ""
+            self.emit(NoticeGiven(without_columns(drift.unknown, drift.names, table=table), replaces=earlier))
+            self.unknown = drift
 
     def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
         said = {notice for answer in answers for notice in answer.result.notices}
@@ -243,7 +259,7 @@ class BatchRunner:
         files.
         """
         try:
-            give_back(self.tables, key)
+            delete_fenced_batch(self.tables, key)
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
@@ -307,28 +323,40 @@ class BatchRunner:
             answers = stage(StageRows(context, progress))
         return context, answers
 
-    def _report_ignored(self, refused: Iterable[Refusal]) -> None:
+    def _report_ignored(self, refused: Iterable[Refusal], table: str) -> None:
         """Report each ignored field once in this epoch."""
-        new = [refusal for refusal in refused if refusal.path not in self.ignored]
+        new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
-            self.emit(NoticeGiven(ignored(new, table=self.tables.main.identifier)))
+            self.emit(NoticeGiven(ignored(new, table=table)))
             for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # a line each, in writer.log alone
                 log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
-            self.ignored |= {refusal.path for refusal in new}
+            self.ignored |= {(table, *refusal.path) for refusal in new}
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
-        """Whether the table evolved, by this writer or another, so that it can take more of the batch's records."""
-        drift = [a.result.drift for a in answers if a.result.drift]
-        if not drift:
-            return False
-        main = self.tables.main
-        with catalog_errors(main.catalog_name):
-            found = evolved(main.refresh(), self.spec, drift)
-            self._report_ignored(found.refused)
-            if found.changes:
-                self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes))
-            staged_id: int = Schema.model_validate_json(context.main.schema_json).schema_id
-            return main.refresh().schema().schema_id != staged_id
+        """Whether a table evolved, by this writer or another, so that it can take more of the batch's records."""
+        drift: dict[Target, list[SchemaDrift]] = {}
+        for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
+            waits = self.route is not None and self.route.is_absent(target)
+            drift.setdefault("main" if waits else target, []).append(found)
+        grown = False
+        if drift:
+            with catalog_errors(self.tables.main.catalog_name):
+                main = self.tables.main.refresh()
+                if "main" in drift:
+                    grown = self._grown(context, "main", evolved(main, self.spec, drift.pop("main")))
+                for target, result in self.route.evolved(drift, main) if self.route else ():
+                    grown |= result is None or self._grown(context, target, result)
+        return grown
+
+    def _grown(self, context: StageContext, target: Target, found: Evolved) -> bool:
+        """Report how a table evolved. Returns whether it has other columns than those with which rows were staged."""
+        handle = self.tables.handle(target)
+        self._report_ignored(found.refused, handle.identifier)
+        if found.changes:
+            table = "the table" if target == "main" else f"table {target}"
+            self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes, table))
+        staged_id: int = Schema.model_validate_json(context.targets[target].schema_json).schema_id
+        return handle.refresh().schema().schema_id != staged_id
 
     def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
         """Return how the batch's rows are shuffled; None if they are not shuffled."""
@@ -412,7 +440,7 @@ class BatchRunner:
             return known.topic_ids
         found = self.kafka.describe().identity
         check_same_source(known, found, stream=self.spec.name)
-        return merged_identity(known, found).topic_ids
+        return merge_identities(known, found).topic_ids
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         """Build the batch's journal.
@@ -438,9 +466,10 @@ class BatchRunner:
             transaction=end.transaction,
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
-            with_ignored=sum(result.drift.records for result in results),
+            with_ignored=sum(drift.records for result in results for drift in result.drift.values()),
+            without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
-            reasons=reasons_of(join_rejects(result.rejects for result in results)),
+            reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
@@ -472,7 +501,7 @@ class BatchRunner:
 def _merged(table: Table, marker: Marker) -> dict[str, int]:
     """Return the counts of the merge in the marker's snapshot."""
     made = table.metadata.snapshot_by_id(marker.snapshot_id)
-    return changes_of(made.summary if made else None)
+    return merge_counts(made.summary if made else None)
 
 
 def _values(answers: Sequence[TaskAnswer]) -> set[str]:

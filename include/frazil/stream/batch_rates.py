@@ -61,6 +61,7 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
                 parts[-1].end,
                 records=sum(p.records for p in parts),
                 rejected=sum(p.rejected for p in parts),
+                dropped=sum(p.dropped for p in parts),
                 max_event_time_us=max(times, default=None),
                 future=sum(p.future for p in parts),
             )

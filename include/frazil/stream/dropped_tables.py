@@ -19,19 +19,19 @@ from pyiceberg.table import Table
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
-from frazil.commit.missing_rows import missing_backfilled, missing_rows_of
+from frazil.commit.missing_rows import tables_behind_among, tables_missing_backfill
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import note_of
+from frazil.commit.waiting_files import load_note
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_made, plain_value, value_property
 from frazil.spec.units import shortened
-from frazil.table.catalogs import catalog_errors, load_catalog, names_in
-from frazil.table.lost import registration, remains_in_place
+from frazil.table.catalogs import catalog_errors, list_table_names, load_catalog
+from frazil.table.lost import find_remains, registration_command
 from frazil.table.made_tables import routed_table
 from frazil.table.parallel import in_parallel
-from frazil.table.remains import TableFolder, newest_of, remains_of
+from frazil.table.remains import TableFolder, find_newest_metadata, read_remains
 from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
@@ -88,7 +88,7 @@ def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
     Costs a listing of each namespace. Raises the catalog's errors.
     """
     namespaces = {name.rpartition(".")[0] for name in names}
-    listed = {name for namespace in namespaces for name in names_in(catalog, namespace)}
+    listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out what we may not see, so each one missing from it is requested.
     unlisted = sorted(names - listed)
     there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
@@ -125,10 +125,10 @@ def behind_default_table(
         known = dropped.get(target)
         return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
 
-    catalog, waiting = tables.main.current().catalog, Followers.of(tables, default_marker).waiting
+    catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
-    behind = missing_rows_of(tables, default_marker, waiting, remedy)
+    behind = tables_behind_among(tables, default_marker, waiting, remedy)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
@@ -140,7 +140,7 @@ def behind_default_table(
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=remedy(b.target), gone=Gone.MISSING)
-        for b in missing_backfilled(tables, there or {})
+        for b in tables_missing_backfill(tables, there or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
 
@@ -207,7 +207,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
         first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command names the folder
-        ways.insert(0, f"if it was dropped, {first}: `{registration(catalog, target, newest)}`")
+        ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
     elif member.location:
         ways.insert(0, f"{'files of it are left' if kept else 'no files of it are found'} in {member.location}")
     return f"table {target}{whose} {what}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
@@ -235,7 +235,7 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
         return member
     value = _known_value(spec, tables, target)
     try:
-        found = remains_in_place(tables.main.current().catalog, routed_table(spec, target, value))
+        found = find_remains(tables.main.current().catalog, routed_table(spec, target, value))
     except (FrazilError, OSError):
         found = None
     return Member(target, value, "" if found is None else found.location)
@@ -248,9 +248,9 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
     try:
         place = TableFolder(member.location, open_store(member.location, tables.main.io_properties))
         if member.uuid is not None:
-            newest = newest_of(place.store, place.location, member.uuid)
+            newest = find_newest_metadata(place.store, place.location, member.uuid)
             return (newest.path, True) if newest and newest.snapshots else (None, False)
-        found = remains_of(place)
+        found = read_remains(place)
     except (FrazilError, OSError):
         return None, False
     return (found.newest.path if found and found.newest else None), found is not None
@@ -268,7 +268,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
     """
     value = value_of_dropped(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
-    found = remains_in_place(catalog, declared)
+    found = find_remains(catalog, declared)
     if found is not None:
         declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
     write_member(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
@@ -290,6 +290,6 @@ def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target)
 
 
 def _known_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    known = [found.value for found in (note_of(tables, identifier), member_of(tables, identifier)) if found]
+    known = [found.value for found in (load_note(tables, identifier), member_of(tables, identifier)) if found]
     known.append(None if spec.route is None else plain_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

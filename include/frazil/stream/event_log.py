@@ -63,9 +63,9 @@ def log_event(event: Event) -> None:
             _stalls.info("stream %s: the stall (%s) is over after %s", stream, what.kind, ago(what.lasted_ms))
         case TableEvolved():
             _batch.info(
-                "batch %s: the table evolves, and the batch is staged again: %s", what.key, "; ".join(what.changes)
+                "batch %s: %s evolves, and the batch is staged again: %s", what.key, what.table, "; ".join(what.changes)
             )
-        case NoticeGiven():
+        case NoticeGiven(replaces=""):
             _writer.warning("stream %s: %s", stream, what.sentence)
         case CommitRecordsFolded():
             _folding.info("stream %r: %d old commit records were folded", stream, what.records)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
+from frazil.ingest.contract import StagedFile
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
 from frazil.spec.former_columns import Former, current_name, former_columns
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import shortened
+from frazil.spec.units import counted, shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
-from frazil.table.growth import Refusal
-from frazil.table.schema_update import described, evolve
+from frazil.table.growth import Refusal, paths
+from frazil.table.schema_update import describe_change, evolve
 
 MAX_NAMED = 5
 """Maximum number of ignored fields that a notice names."""
@@ -35,15 +36,49 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
-def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evolved:
-    """Change the table as far as the stream's `evolution` allows. Raises the errors of `evolve`."""
+def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
+    """Return the notice about records that have no field of any column."""
+    fields = f": their fields are {', '.join(map(repr, names))}" if names else ""
+    if {"schema", "payload"} <= set(names):
+        remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
+    else:
+        remedy = "Compare the names of the declared columns with those of the records; `frazil infer` proposes columns"
+    return f"{counted(records, 'record', 'has|have')} no field of any column of {table}{fields}. {remedy}"
+
+
+def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:
+    """Change the table as far as the stream's `evolution` allows.
+
+    A routed table gets columns by the names that they have in the default table, `main`. Raises the errors of `evolve`.
+    """
     wanted, refused = requested_changes(joined_drift(drift))
-    wanted, dropped = without_hidden(wanted, _hidden(table, spec))
+    wanted, dropped = without_hidden(wanted, _hidden(main or table, spec))
     refused = (*refused, *dropped)
+    if main is not None and (former := former_columns(main.properties)):
+        wanted, dropped = _renamed(wanted, main.schema(), former)
+        refused = (*refused, *dropped)
     if not wanted:
         return Evolved((), refused)
     found = evolve(table, spec, wanted)
-    return Evolved(tuple(map(described, found.changes)), (*refused, *found.refused))
+    return Evolved(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
+
+
+def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
+    """Return the changes with which a table takes rows that waited in files of the default table's format.
+
+    Columns that are empty in all files are left out. With `widening`, also returns wider types and optional columns.
+    """
+    schemas, wanted = default.schemas(), dict[Path, list[Change]]()
+    for file in files:
+        empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}
+        for path, field in paths(schemas.get(file.schema_id, default.schema()).as_struct(), ()):
+            inside = index_by_id(Schema(field)).items()
+            if not empty.issuperset(i for i, leaf in inside if leaf.field_type.is_primitive):
+                wider = [Promotion(path, field.field_type)] if field.field_type.is_primitive else []
+                wanted[path] = [Addition(path, field.field_type, None), *(wider if widening else [])]
+            if widening and not field.required:
+                wanted.setdefault(path, []).append(Relaxation(path))
+    return [change for changes in wanted.values() for change in changes]
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
@@ -62,6 +97,20 @@ def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
 def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
     now = current_name(schema, former.get(name))
     return [] if now is None else [now]
+
+
+def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """Return the changes with the names that `frazil evolve` gave to columns, and refusals of columns it dropped."""
+    kept: list[Change] = []
+    refused: list[Refusal] = []
+    for change in wanted:
+        first, *rest = change.path
+        now = first if first in main.column_names else current_name(main, former[first]) if first in former else first
+        if now is None:
+            refused.append(Refusal(change.path, "was dropped from the stream's tables"))
+        else:
+            kept.append(replace(change, path=(now, *rest)))
+    return kept, tuple(refused)
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:

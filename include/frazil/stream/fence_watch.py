@@ -18,7 +18,7 @@ from pyiceberg.catalog import Catalog
 from frazil.commit.marker import Marker
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
-from frazil.table.catalogs import catalog_errors, existing_catalog
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class FenceWatch:
     """
 
     clock: Callable[[], float] = time.monotonic
-    open: Callable[[str], Catalog] = existing_catalog
+    open: Callable[[str], Catalog] = open_existing_catalog
     start: Callable[[Callable[[], None]], None] = _in_thread
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
@@ -94,4 +94,4 @@ class FenceWatch:
         with catalog_errors(name):
             if self._catalog is None:
                 self._catalog = self.open(name)
-            return tables.marker_seen_by(self._catalog)
+            return tables.load_marker_with(self._catalog)

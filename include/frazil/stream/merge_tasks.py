@@ -18,7 +18,7 @@ from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTa
 from frazil.merge.task import merge
 from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import MERGE_PERIOD_S, ProgressFolder
-from frazil.table.storage_mistakes import staging_failure
+from frazil.table.storage_mistakes import translate_staging_failure
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class MergeTasks:
         except FrazilError as error:
             found: FrazilError = error
         except OSError as error:
-            meant = staging_failure(context.target.folder, error)
+            meant = translate_staging_failure(context.target.folder, error)
             if meant is None:
                 raise
             found = meant

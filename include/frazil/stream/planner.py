@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frazil.clock import now_ms
-from frazil.commit.marker import NO_TRANSACTION, merged_identity, of_topics
+from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
 from frazil.commit.rules import check_same_source
 from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import Exchange, open_exchange
@@ -228,7 +228,7 @@ class BatchPlanner:
 
     def _read(self) -> dict[TopicPartition, int]:
         """Return the position in the topics that are declared and exist."""
-        read = of_topics(self.position.offsets, self.settings.topics)
+        read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
@@ -243,7 +243,7 @@ class BatchPlanner:
             now = found.identity.topic_ids
             made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
             raise TopicRecreated(f"{error}{self._unread(made_again, ends)}") from error
-        self.source = merged_identity(self.source, found.identity)
+        self.source = merge_identities(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
         self.polls += 1
         self._count_missing_polls(found.identity.topic_ids)

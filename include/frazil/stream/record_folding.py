@@ -12,7 +12,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Foldings
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
@@ -65,7 +65,7 @@ class RecordFolding:
 
     def fold(self) -> int:
         """Fold old records and return their number. Raises the errors of the catalog and the storage."""
-        table = existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
+        table = open_existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:
             return read_marker(table.refresh().metadata.properties, self.spec.name)

@@ -22,7 +22,7 @@ from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.stream.stall_history import Limits
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Recording:
         self.recording_threads.add(self.recorder, storage=f"{where.scheme}://{where.netloc}")
         if self.lineage is not None:
             catalog, identifier = table.catalog.name, main.identifier
-            self.lineage.opens(lambda: existing_catalog(catalog).load_table(identifier))
+            self.lineage.opens(lambda: open_existing_catalog(catalog).load_table(identifier))
             self.recording_threads.add(self.lineage, storage=LINEAGE)
 
     def ended(self, error: BaseException | None, *, at_ms: int) -> None:

@@ -143,8 +143,8 @@ class Reporter:
                 self._change(outage=sentence)
             case TablesBehind(names=names, sentence=sentence):
                 self._change(outage=sentence if names else None)
-            case NoticeGiven(sentence):
-                self.notice(sentence)
+            case NoticeGiven(sentence, replaces):
+                self.notice(sentence, replaces=replaces)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """Enter another phase; `key` names the phase's batch."""
@@ -176,11 +176,11 @@ class Reporter:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
-    def notice(self, sentence: str) -> None:
-        """Show a notice from now on. A writer shows each of its few notices once."""
+    def notice(self, sentence: str, *, replaces: str = "") -> None:
+        """Show a notice from now on, in place of another one. A writer shows each of its few notices once."""
         with self._lock:
-            if sentence not in self._state.notices:
-                self._state = dataclasses.replace(self._state, notices=(*self._state.notices, sentence))
+            others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
+            self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
     def _change(self, **values: object) -> None:
         with self._lock:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from frazil.commit.followers import NOTHING, RETRY_TIMEOUT_S, Behind, Followers
+from pyiceberg.table import Table
+
+from frazil.commit.followers import NO_BATCH, RETRY_TIMEOUT_S, Behind, Followers
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
-from frazil.commit.waiting_files import sweep_beside
+from frazil.commit.waiting_files import sweep_waiting_files
 from frazil.errors import RouteBehind
 from frazil.events import StreamEvent, TablesBehind
-from frazil.ingest.contract import StageContext
+from frazil.ingest.contract import StageContext, Target
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_duration, shortened
+from frazil.stream.evolve import Evolved
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
@@ -62,7 +66,7 @@ class StreamRoute:
             return None
         found = cls(spec, tables, followers, emit)
         ended = found._commit_overdue_rows()
-        sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
+        sweep_waiting_files(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NO_BATCH)
         if not ended:
             found.report()  # what has waited for too long stops the stream before more does
         if spec.route is not None:
@@ -118,6 +122,16 @@ class StreamRoute:
         """Create tables for new values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
         if self.routed:
             self.routed.make(values, default_marker)
+
+    def is_absent(self, target: Target) -> bool:
+        """Whether the rows of a table wait next to the default table, in its format."""
+        return self.routed is not None and target in self.routed.absent
+
+    def evolved(
+        self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
+    ) -> Iterable[tuple[Target, Evolved | None]]:
+        """Evolve routed tables as `RoutedTables.evolved` does."""
+        return self.routed.evolved(drift, main).items() if self.routed else ()
 
     def decided(self) -> None:
         """Commit a batch of the default table to the routed tables. After an atomic commit they have the batch

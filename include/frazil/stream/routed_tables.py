@@ -14,28 +14,31 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import AT_ONCE, Behind
-from frazil.commit.following import begin_following, is_ahead
+from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind, require_marker
+from frazil.commit.following import is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
+from frazil.commit.waiting_files import Note, all_files_wait, is_waiting_file, load_note, load_notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
+from frazil.stream.evolve import Evolved, evolved, waiting_columns
 from frazil.stream.stage_context import staged_target
-from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
-from frazil.table.declared import name_of
-from frazil.table.made_tables import made_for, named_like, routed_table
+from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
+from frazil.table.declared import identifier_of
+from frazil.table.made_tables import route_value, routed_table, tables_named_like
 from frazil.table.parallel import in_parallel
-from frazil.table.renamed import renamed_like
-from frazil.table.tables import as_declared, ensure_declared
+from frazil.table.renamed import copy_renames
+from frazil.table.schema_update import evolve
+from frazil.table.tables import ensure_declared, evolve_to_declaration
 
 log = logging.getLogger(__name__)
 
@@ -66,16 +69,22 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
                 "route.tables"
             )
         _check_same(spec, tables, member_of(tables, target), table)
-        table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
+        table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
+        if spec.evolution.mode != "off":
+            staged = (file for journal in journals for file in journal.staged_for(target))
+            files = [file for file in staged if is_waiting_file(tables, file)]
+            widening = spec.evolution.mode == "full"
+            evolve(table, spec, waiting_columns(tables.main.refresh(), files, widening=widening))
+            table = catalog.load_table(target)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
-    handle.know(table)
+    handle.set_current(table)
     marker = read_marker(handle.current().properties, spec.name)
     if default_marker is None:
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
         _check_never_there(tables, target, journals)
-        begin_following(tables, handle, default_marker, before=journals[0])
+        write_first_marker(tables, handle, default_marker, before=journals[0])
     elif is_ahead(marker, default_marker):
         raise AdoptionRequired(_ahead(spec, target, marker))
 
@@ -100,12 +109,12 @@ def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str 
     names.
     """
     named = spec.route is not None and target in spec.route.tables.values()
-    note = None if named else note_of(tables, target)
+    note = None if named else load_note(tables, target)
     return None if note is None else note.value
 
 
 def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    if not all_beside(tables, journals, target):
+    if not all_files_wait(tables, journals, target):
         raise RouteBehind(f"table {target} was dropped, and files that it had wait to be committed to it")
 
 
@@ -195,7 +204,7 @@ class RoutedTables:
 
         Rows may wait for a table that is no longer allowed; such a table is created when its rows are committed.
         """
-        noted = [(note.value, note.target) for note in notes(self.tables)]
+        noted = [(note.value, note.target) for note in load_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
@@ -242,7 +251,7 @@ class RoutedTables:
         except Exception as error:  # catalogs' clients raise anything
             if self._in_one_step(target):
                 raise
-            reason = words_of_table(error)
+            reason = explain_table_error(error)
             if target not in self.absent:
                 log.warning("table %s is not there: %s. Its rows wait next to the default table", target, reason)
             write_note(self.tables, Note(target, value, reason))
@@ -289,12 +298,14 @@ class RoutedTables:
                 log.warning("table %s cannot be loaded: %s", identifier, words_of(error))
                 self._unread.add(identifier)
                 return
-            value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
+            value = (
+                None if table is None else route_value(table.properties, identifier, self.route, stream=self.spec.name)
+            )
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
                 self._load_or_create(identifier, value, lambda: self._follow(table, value, default_marker))
 
-        self._in_parallel(found, named_like(self.catalog, self.route))
+        self._in_parallel(found, tables_named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new values, up to the route's limit. Raises the same errors as `open`."""
@@ -334,16 +345,16 @@ class RoutedTables:
         """Evolve the table, record it as a member of the route and give it its marker, before any file is staged for
         it.
         """
-        identifier = name_of(table)
+        identifier = identifier_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
-        table = renamed_like(table, self.tables.main.current())
-        table = as_declared(table, routed_table(self.spec, identifier, value), self.spec.name)
+        table = copy_renames(table, self.tables.main.current())
+        table = evolve_to_declaration(table, routed_table(self.spec, identifier, value), self.spec.name)
         if member is None or member.uuid is None:
             write_member(self.tables, identifier, value, table)
             self._members.add(identifier)
         handle = self.tables.handle(identifier)
-        handle.know(table)
+        handle.set_current(table)
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # Next to a writer, which a replay of dead letters may meet, the default table has gone on.
@@ -353,7 +364,7 @@ class RoutedTables:
         if marker is not None:
             return
         self._check_no_waiting_rows(identifier)
-        begin_following(self.tables, handle, default_marker)
+        write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Check that no rows wait for a table that is about to get its first marker: such rows would be lost."""
@@ -367,9 +378,27 @@ class RoutedTables:
 
     def _in_parallel(self, act: Callable[[str], None], names: list[str]) -> None:
         if names:
-            with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
+            with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
                     pass
+
+    def evolved(self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table) -> dict[Target, Evolved | None]:
+        """Evolve tables by the schema drift of a batch. `main` is the default table.
+
+        A table that fails is absent and has None: its rows wait next to the default table, which gets their columns.
+        """
+        found = dict[Target, Evolved | None].fromkeys(drift)
+        values = self._values()
+
+        def change(target: Target) -> None:
+            table = self.tables.handle(target).refresh()
+            require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)  # never another's
+            found[target] = evolved(table, self.spec, drift[target], main=main)
+
+        self._in_parallel(
+            lambda target: self._load_or_create(target, values.get(target), lambda: change(target)), sorted(drift)
+        )
+        return found
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.

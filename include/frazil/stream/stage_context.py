@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,12 +12,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import merging_of
-from frazil.commit.mode import called_now
+from frazil.commit.merging import merge_config
+from frazil.commit.mode import current_column_name
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
-from frazil.ingest.contract import ChangeRules, StageContext, TargetTable
+from frazil.ingest.contract import ChangeRules, StageContext, TargetTable, Transform
+from frazil.ingest.formats.json.types import OF_REST
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.former_columns import current_name, former_columns
@@ -46,6 +48,13 @@ def stage_context(
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
+    units = _units(spec, main.schema(), other_names)
+    rests = {
+        main.schema().find_field(name).field_id
+        for name, unit in units.items()
+        if unit == OF_REST and not spec.transform
+    }
+    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in rests}
     changes = change_rules(spec, main.schema(), other_names)
     return StageContext(
         stream=spec.name,
@@ -60,9 +69,10 @@ def stage_context(
             "dead-letters": dead_letters,
         },
         topic_ids=dict(topic_ids),
-        units=_units(spec, main.schema(), other_names),
+        units=units,
         aliases=other_names,
         beside_value=spec.beside_value,
+        transform=transform_of(spec, main.schema(), other_names),
         sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
@@ -71,7 +81,7 @@ def stage_context(
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
     """Return the layout in which the stream's records are staged for one of its tables."""
-    merging = merging_of(spec)
+    merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staged(table, folder=folder)
 
 
@@ -79,7 +89,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
     """Return how records change the table, with the current names of its columns; None if each record is a row."""
     if spec.mode == "append":
         return None
-    delete, called = spec.delete or Delete.model_construct(), partial(called_now, table, other_names)
+    delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
     key = tuple(map(called, spec.key))
     added = {*key, *COORDINATES, LINE}
     return ChangeRules(
@@ -105,8 +115,25 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 
+def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
+    """Return the stream's transform, with the current names of the table's columns; None without a transform."""
+    if spec.transform is None:
+        return None
+    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+    found = checked(spec).transform
+    columns = (replace(c, name=current_column_name(table, other_names, c.name)) for c in found.columns)
+    return replace(found, columns=tuple(columns))
+
+
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
     """Return the units by the current names of the table's columns, without dropped columns."""
-    called = {name: current_name(table, other_names.get(name)) or name for name in spec.units}
-    there = {field.name for field in table.fields}
-    return {now: spec.units[name] for name, now in called.items() if now in there}
+    if spec.transform:
+        return spec.units
+    found = {}
+    for name, unit in spec.units.items():
+        first, *rest = name.split(".")
+        now = current_name(table, other_names.get(first)) or first
+        found[".".join([now, *rest])] = unit
+    there = {*table.column_names}
+    return {name: unit for name, unit in found.items() if name in there}

@@ -18,7 +18,7 @@ from frazil.ingest.shuffle import Parcel
 from frazil.ingest.stage import Suspect, read, stage, write
 from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import ProgressFolder, write_task
-from frazil.table.storage_mistakes import staging_failure
+from frazil.table.storage_mistakes import translate_staging_failure
 
 Sent = tuple[int, str | tuple[int, int, bytes]]
 """An item that passes through a shuffle.
@@ -164,7 +164,7 @@ class StageRows:
         """Return the answer for an error. Raises errors that are neither frazil's nor an object store's."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
-            meant = staging_failure(self.context.main.folder, found)
+            meant = translate_staging_failure(self.context.main.folder, found)
             if meant is None and found is error:
                 raise error
             found = meant or found

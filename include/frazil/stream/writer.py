@@ -21,9 +21,10 @@ from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
-from frazil.commit.marker import Marker, of_topics, property_name, read_marker
+from frazil.commit.former_table import check_own_table
+from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import Merging, merging_of
+from frazil.commit.merging import MergeConfig, merge_config
 from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
@@ -48,6 +49,7 @@ from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
+from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
@@ -66,7 +68,7 @@ from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.lost import check_own_folder, gone_table, lost_table
+from frazil.table.lost import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
@@ -138,7 +140,9 @@ class Writer:
             with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
                 if not admitted:
                     return None
-                if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
+                table = load_stream_table(self.spec)
+                check_own_table(self.spec, table)
+                if table is None:
                     kafka.describe()  # a mistyped topic leaves no empty table behind
                 self.engine.warm_up()
                 if not self.engine.ready(self.stopping.is_set):
@@ -201,12 +205,13 @@ class Writer:
                 log.warning("%s: beginning a new epoch after it", error)
             except (NoSuchTableError, CommitUnavailable) as error:
                 is_missing = isinstance(error, NoSuchTableError) or isinstance(error.__cause__, NoSuchTableError)
-                if is_missing and (gone := gone_table(self.spec)) is not None:
+                if is_missing and (gone := missing_table_error(self.spec)) is not None:
                     raise gone from error
                 raise
             except errors.Fenced as error:
                 if not parts.tables.main.is_another:
                     raise
+                check_own_table(self.spec, parts.tables.main.refresh())
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
                     "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
@@ -217,18 +222,22 @@ class Writer:
     def _open(self, reporter: Reporter, emit: Callable[[StreamEvent], None]) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
-        check_supported(main.schema(), self.spec.source.format)
+        check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
+        if self.spec.transform:
+            from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+            checked(self.spec)
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
-        tables = StreamTables.of(
+        tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
                 wait=partial(self._wait_outside_turn, emit), report=lambda sentence: emit(OutageMet(sentence))
             ),
-            align=Alignment.of(self.spec),
+            align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
             merging=self._merging(progress, emit),
         )
@@ -238,9 +247,9 @@ class Writer:
         reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> Merging | None:
+    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> MergeConfig | None:
         run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
-        return merging_of(self.spec, run, lambda: self.engine.parallelism)
+        return merge_config(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage while other streams may use this writer's slot; returns whether the writer is asked to
@@ -338,7 +347,7 @@ class Epoch:
             first_epoch=1 + highest_epoch(p.tables),
             after=self.after,
             following=partial(
-                Followers.of, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
+                Followers.load, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
             ),
         )
         self.number = committer.epoch
@@ -374,7 +383,7 @@ class Epoch:
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Of a pattern's topics some may have been deleted.
-        read = of_topics(marker.offsets, topics.identity.topic_ids)
+        read = keep_topics(marker.offsets, topics.identity.topic_ids)
         cut = find_cut(self.parts.kafka, read, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)

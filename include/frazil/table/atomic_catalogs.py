@@ -15,18 +15,18 @@ from sqlalchemy import make_url
 
 from frazil.errors import SpecError
 from frazil.table.atomic_commit import CommitTables
-from frazil.table.spark_catalog import ATOMIC, inferred_type
+from frazil.table.spark_catalog import ATOMIC, catalog_type
 
 SERVERS = ("lakekeeper", "polaris")
 DATABASES = ("postgresql", "sqlite")
 ADVERTISED = "POST /v1/{prefix}/transactions/commit"
 
 
-def commit_tables_of(catalog: Catalog) -> CommitTables:
+def find_commit_tables(catalog: Catalog) -> CommitTables:
     """Return the function with which this catalog commits to several tables at once. Raises SpecError if it cannot."""
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)
-    if inferred_type(catalog.properties) == "sql":
+    if catalog_type(catalog.properties) == "sql":
         from frazil.table.atomic_sql import commit_by_sql  # noqa: PLC0415 - loads a client that other catalogs do not need
 
         return partial(commit_by_sql, catalog)  # type: ignore[arg-type]
@@ -45,21 +45,21 @@ def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
     """Return why a catalog with these properties cannot commit to several tables at once; None if it can. Sends no
     request.
     """
-    kind, instead = inferred_type(properties), "Use a catalog that can, or remove `commit.atomic`"
+    kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
         if database in DATABASES:
             return None
         return (
-            f"the catalog {name!r} is in {database}, where commits to several tables at once are untested; tested "
-            f"are {' and '.join(DATABASES)}. {instead}"
+            f"the catalog {name!r} is in {database}, where commits to several tables at once are not tested; they are "
+            f"tested with {' and '.join(DATABASES)}. {instead}"
         )
     if kind == "rest":
         if properties.get(ATOMIC, "").lower() in SERVERS:
             return None
         return (
-            f"the catalog {name!r} is a REST catalog, and most change several tables one after the other. If its "
-            f"server is {' or '.join(SERVERS)}, which change them at once, set the catalog's property {ATOMIC} to "
-            f"that name. {instead}"
+            f"the catalog {name!r} is a REST catalog, and most REST catalogs change several tables one after the "
+            f"other. If its server is {' or '.join(SERVERS)}, which change them at once, set the catalog's property "
+            f"{ATOMIC} to the server's name. {instead}"
         )
     return f"the catalog {name!r} is of type {kind!r}, which changes one table at a time. {instead}"

@@ -1,4 +1,4 @@
-"""Changes several tables of a catalog in one step: all of them, or none."""
+"""Defines the change of several tables of a catalog in one step: all of them change, or none."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Function that changes all tables or none.
+"""A function that changes all tables or none.
 
 Returns the tables' new metadata in the order of the changes, or None if the catalog does not return metadata. Raises
-CommitFailedException if another commit changed one of the tables; no table was changed then. After any other error, the
-outcome is unknown.
+CommitFailedException, without a change, if another commit changed one of the tables. After any other error, the outcome
+is unknown.
 """

@@ -17,7 +17,7 @@ from frazil.table.parallel import in_parallel
 log = logging.getLogger(__name__)
 
 # Built once: building five statements takes longer than executing them in PostgreSQL.
-_MOVED = (
+_MOVE_POINTER = (
     update(IcebergTables)
     .where(
         IcebergTables.catalog_name == bindparam("catalog"),
@@ -58,7 +58,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
 def _move(connection: Connection, catalog: str, found: Table, made: StagedTable) -> None:
     *namespace, name = found.name()
     moved = connection.execute(
-        _MOVED,
+        _MOVE_POINTER,
         {
             "catalog": catalog,
             "namespace": Catalog.namespace_to_string(tuple(namespace)),
@@ -68,7 +68,7 @@ def _move(connection: Connection, catalog: str, found: Table, made: StagedTable)
         },
     )
     if moved.rowcount != 1:
-        raise CommitFailedException(f"table {'.'.join(found.name())} was changed meanwhile")
+        raise CommitFailedException(f"table {'.'.join(found.name())} was changed by another commit")
 
 
 def _delete(staged: Sequence[StagedTable]) -> None:
@@ -79,4 +79,4 @@ def _delete(staged: Sequence[StagedTable]) -> None:
         except FileNotFoundError:  # the file that could not be written
             continue
         except Exception as error:
-            log.warning("the metadata file %s of a failed commit was left behind: %r", made.metadata_location, error)
+            log.warning("cannot delete the metadata file %s of a failed commit: %r", made.metadata_location, error)

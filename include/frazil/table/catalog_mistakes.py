@@ -39,7 +39,7 @@ _DENIED = frozenset(
 )
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
 """Prefixes of the names of botocore errors that a retry cannot fix."""
-_NO_PLACE = "No default path is set"
+_NO_LOCATION = "No default path is set"
 """Text of PyIceberg's error when a new table has no location, because the catalog has no warehouse."""
 _EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
@@ -48,7 +48,7 @@ class NoIcebergAnswer(RESTError):
     """The server did not send an Iceberg REST response: it is a gateway, a login page, or another service."""
 
 
-def _is_icebergs(error: Exception) -> bool:
+def _has_iceberg_error(error: Exception) -> bool:
     """Return whether an error response has the form that Iceberg prescribes.
 
     Otherwise it comes from a gateway or another server.
@@ -63,28 +63,29 @@ def _is_icebergs(error: Exception) -> bool:
 def _is_foreign(error: Exception) -> bool:
     """Return whether the response came from a gateway, or from a server that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
-        return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's answers
-    return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _is_icebergs(error))
+        return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's responses
+    return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _has_iceberg_error(error))
 
 
-def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
+def _foreign_response(catalog: str, error: Exception) -> CommitUnavailable:
     """Return the error for a response that does not come from an Iceberg REST catalog.
 
     The error allows a restart, because a gateway whose catalog is down looks the same as a wrong uri.
     """
     return CommitUnavailable(
-        f"the uri of the catalog {catalog!r} does not answer like an Iceberg REST catalog: {_of_answer(error)}. "
-        "Correct uri and warehouse, unless it is a gateway whose catalog is down: then the next try succeeds"
+        f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: "
+        f"{_describe_response(error)}. Correct its uri and warehouse. If the uri is a "
+        "gateway whose catalog is down, wait until the catalog is back"
     )
 
 
-def _of_answer(error: Exception) -> str:
+def _describe_response(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return f"its JSON is not a valid {error.title}"
+        return f"the JSON is not a valid {error.title}"
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return one_line(error)
-    return f"it answers {response.status_code} without Iceberg's error"
+    return f"status {response.status_code} without an Iceberg error"
 
 
 def check_storage(name: str, warehouse: str) -> None:
@@ -98,7 +99,7 @@ def check_storage(name: str, warehouse: str) -> None:
         require(module)
 
 
-def loading_error(catalog: str, error: Exception) -> FrazilError | None:
+def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
     """Translate an error that occurred when a catalog was opened; None if it is not a configuration error.
 
     Raises MissingExtra if a package is missing that PyIceberg needs.
@@ -111,44 +112,46 @@ def loading_error(catalog: str, error: Exception) -> FrazilError | None:
             f"the catalog {catalog!r} requires signed requests (rest.sigv4-enabled), but no AWS credentials exist: "
             "set client.access-key-id and client.secret-access-key, a profile or a role"
         )
-    if isinstance(error, RESTError) and type(error) is RESTError and _is_icebergs(error):
-        return SpecError(f"the catalog {catalog!r} does not know the warehouse, or refuses its uri: {one_line(error)}")
+    if isinstance(error, RESTError) and type(error) is RESTError and _has_iceberg_error(error):
+        return SpecError(
+            f"the warehouse of the catalog {catalog!r} does not exist, or the server refuses its uri: {one_line(error)}"
+        )
     if _is_foreign(error):
-        return _foreign(catalog, error)
+        return _foreign_response(catalog, error)
     if type(error).__name__ == "MissingGreenlet":
         return SpecError(
             f"the catalog {catalog!r} names an asynchronous driver: write postgresql+psycopg2://… as its uri"
         )
     if isinstance(error, ValueError | TypeError | AttributeError | NotInstalledError | SQLAlchemyError):
-        return wrongly_configured(catalog, error)
+        return configuration_error(catalog, error)
     return None
 
 
-def wrongly_configured(catalog: str, error: Exception) -> SpecError:
-    way_out = "; set its `warehouse`, or declare `table.location`" if _NO_PLACE in str(error) else ""
+def configuration_error(catalog: str, error: Exception) -> SpecError:
+    way_out = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
     return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{way_out}")
 
 
-def client_error(catalog: str, error: Exception) -> FrazilError | None:
+def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:
     """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for any other error."""
-    if meant := _pyicebergs(catalog, error):
+    if meant := _translate_pyiceberg(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.BotoCoreError):
-        return _not_called(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
+        return _translate_botocore(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
     if boto is not None and isinstance(error, boto.ClientError):
-        return _refused(catalog, error, error.response.get("Error", {}).get("Code", ""))
+        return _translate_refusal(catalog, error, error.response.get("Error", {}).get("Code", ""))
     thrift = sys.modules.get("thrift.transport.TTransport")
     if thrift is not None and isinstance(error, thrift.TTransportException):
         return CommitUnavailable(f"the metastore of the catalog {catalog!r} cannot be reached: {one_line(error)}")
     return None
 
 
-def _pyicebergs(catalog: str, error: Exception) -> FrazilError | None:
+def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
     if _is_foreign(error):
-        return _foreign(catalog, error)
-    if isinstance(error, ValueError) and _NO_PLACE in str(error):
-        return wrongly_configured(catalog, error)
+        return _foreign_response(catalog, error)
+    if isinstance(error, ValueError) and _NO_LOCATION in str(error):
+        return configuration_error(catalog, error)
     if isinstance(error, CommitStateUnknownException):
         return CommitUnavailable(
             f"the catalog {catalog!r} failed, and the outcome of the change is unknown: {one_line(error)}"
@@ -156,21 +159,21 @@ def _pyicebergs(catalog: str, error: Exception) -> FrazilError | None:
     return None
 
 
-def _not_called(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
+def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
     """Translate an error of botocore that is not a response of the server."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
-        return wrongly_configured(catalog, error)
-    # Also if no credentials are found: that happens while a host's metadata service is silent.
+        return configuration_error(catalog, error)
+    # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
 
 
-def _refused(catalog: str, error: Exception, code: str) -> FrazilError | None:
+def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:
     if code in _EXPIRED:
         return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
     if code in _DENIED:
-        return AccessDenied(f"the catalog {catalog!r} refuses our credentials: {one_line(error)}; correct them")
+        return AccessDenied(f"the catalog {catalog!r} refuses frazil's credentials: {one_line(error)}; correct them")
     return None
 
 
@@ -183,10 +186,10 @@ def one_line(error: Exception) -> str:
 def retry_after_s(error: BaseException) -> float | None:
     """Return the seconds that the REST catalog's server asks clients to wait; None if it does not ask."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
-    said = str(headers.get("Retry-After") or "").strip()
-    if said.isascii() and said.isdigit():  # excludes ², which is a digit too
-        return float(said)
+    value = str(headers.get("Retry-After") or "").strip()
+    if value.isascii() and value.isdigit():  # excludes ², which is a digit too
+        return float(value)
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - clock.now_ms() / 1000)
+        return max(0.0, parsedate_to_datetime(value).timestamp() - clock.now_ms() / 1000)
     except ValueError:
         return None

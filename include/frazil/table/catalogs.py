@@ -1,4 +1,4 @@
-"""Opens catalogs by PyIceberg's own configuration; without any configuration, opens the embedded catalog.
+"""Opens catalogs from PyIceberg's own configuration; without any configuration, opens the embedded catalog.
 
 A catalog is configured in `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current folder), or by variables
 PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties are derived from the same configuration.
@@ -43,34 +43,34 @@ from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, Frazil
 from frazil.extras import extras_named
 from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
-from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
+from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
 from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
 from frazil.table.metadata_reuse import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.small_objects import write_small_objects_at_once
-from frazil.table.spark_catalog import inferred_type, jar_sets, spark_catalog
+from frazil.table.spark_catalog import catalog_type, jar_sets, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
 """Seconds that a process waits while another process writes; Spark gets the same limit in milliseconds."""
 
-OPEN_ATTEMPTS = 3
+MAX_OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI, if catalogs share them (`share_connections`), else None. An engine is closed when no catalog uses
-it.
+"""SQL engines by URI, if catalogs share them (`share_connections`); otherwise None. An engine is closed when no catalog
+uses it.
 """
-KEPT_S = 10.0
-"""Seconds for which `catalogs_kept` keeps an opened catalog; later, credentials and configuration are read again."""
+CATALOG_CACHE_S = 10.0
+"""Seconds for which `keep_catalogs` keeps an opened catalog; later, credentials and configuration are read again."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 MAX_ERROR_CHARACTERS = 300
-"""Largest number of characters that a message quotes from a server's error: a gateway may respond with whole pages."""
+"""Maximum number of characters that a message quotes from a server's error: a gateway may respond with whole pages."""
 METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
-_OF_A_FULL_DISK = ("disk I/O error", "disk is full")
+_FULL_DISK = ("disk I/O error", "disk is full")
 """SQLite's errors when its database or log file cannot grow."""
 _REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 
@@ -98,7 +98,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
     except ValueError as error:
         raise SpecError(f"the catalogs in .pyiceberg.yaml are invalid: {error}") from None
     if configured is not None:
-        properties = _flattened(configured)
+        properties = _flatten(configured)
         if properties.get("uri", "").startswith("sqlite"):
             properties["uri"] = _with_busy_timeout(properties["uri"])
         return CatalogConfig(wanted, properties)
@@ -113,7 +113,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name by PyIceberg's conventions; the embedded catalog if no default catalog is
+    """Open the catalog of this name from PyIceberg's configuration; the embedded catalog if no default catalog is
     configured.
 
     Raises SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
@@ -127,7 +127,7 @@ def load_catalog(name: str | None) -> Catalog:
             return _open(config)
 
 
-def existing_catalog(name: str | None) -> Catalog:
+def open_existing_catalog(name: str | None) -> Catalog:
     """Open a catalog for reading only.
 
     Works like `load_catalog`, except that a missing SQLite file is not created: it is treated as an empty catalog. If
@@ -135,16 +135,18 @@ def existing_catalog(name: str | None) -> Catalog:
     """
     kept = _kept.get()
     if kept is None:
-        return _existing_catalog(name)
+        return _open_existing(name)
     known, now_s = kept.get(name), time.monotonic()
-    if known is None or now_s - known[1] >= KEPT_S:
-        known = kept[name] = (_existing_catalog(name), now_s)
+    if known is None or now_s - known[1] >= CATALOG_CACHE_S:
+        known = kept[name] = (_open_existing(name), now_s)
     return known[0]
 
 
 @contextmanager
-def catalogs_kept() -> Iterator[None]:
-    """Within this context, let `existing_catalog` open each catalog only once in `KEPT_S` seconds, in this thread.
+def keep_catalogs() -> Iterator[None]:
+    """Within this context, let `open_existing_catalog` open each catalog only once in `CATALOG_CACHE_S` seconds.
+
+    Applies to this thread.
 
     Opening an SQL catalog takes more than half of the time that reading a table's state takes.
     """
@@ -155,7 +157,7 @@ def catalogs_kept() -> Iterator[None]:
         _kept.reset(token)
 
 
-def _existing_catalog(name: str | None) -> Catalog:
+def _open_existing(name: str | None) -> Catalog:
     config = catalog_config(name)
     uri = config.properties.get("uri", "")
     file = make_url(uri).database if uri.startswith("sqlite") else None
@@ -186,7 +188,7 @@ def configured_catalogs() -> tuple[str | None, ...]:
     return (None, *sorted(Config().get_known_catalogs()))
 
 
-def names_in(catalog: Catalog, namespace: str) -> list[str]:
+def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
     """Return the identifiers of all tables in a namespace; empty if the namespace does not exist."""
     try:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
@@ -194,10 +196,10 @@ def names_in(catalog: Catalog, namespace: str) -> list[str]:
         return []
 
 
-def words_of_table(error: Exception) -> str:
-    """Return why one table could not be loaded or changed; if access is forbidden, also what to do."""
+def explain_table_error(error: Exception) -> str:
+    """Return why one table could not be loaded or changed; if access is denied, also what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
-        return f"it is forbidden ({words_of(error)}): let frazil's user read and change it"
+        return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"
     return words_of(error)
 
 
@@ -216,7 +218,8 @@ def catalog_errors(catalog: str) -> Iterator[None]:
                 "fetches new ones"
             ) from error
         raise AccessDenied(
-            f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
+            f"the catalog {catalog!r} or its storage refuses frazil's credentials: {error}; correct them, then start "
+            "again"
         ) from error
     except BadRequestError as error:
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
@@ -228,7 +231,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             raise AccessDenied(f"the database of the catalog {catalog!r} refuses access: {reason}") from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
-            + ("; check the free space on its disk first" if any(sign in reason for sign in _OF_A_FULL_DISK) else "")
+            + ("; check the free space on its disk first" if any(sign in reason for sign in _FULL_DISK) else "")
         ) from error
     except FileNotFoundError as error:
         if METADATA_FILE not in str(error):
@@ -238,7 +241,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             "or register the newest metadata file that exists"
         ) from error
     except Exception as error:
-        meant = client_error(catalog, error)
+        meant = translate_client_error(catalog, error)
         if meant is None:
             raise
         raise meant from error
@@ -262,13 +265,13 @@ def _connection_error_text(error: Exception) -> str:
     return f"{where}: {found[1] if found else why}"
 
 
-def _flattened(configured: object, prefix: str = "") -> dict[str, str]:
+def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
     """Flatten nested YAML mappings to keys with dots, as catalogs expect them."""
     if not isinstance(configured, dict):
         return {prefix: str(configured)}
     flat: dict[str, str] = {}
     for key, value in configured.items():
-        flat |= _flattened(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
 
 
@@ -291,8 +294,8 @@ def _with_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog; retry if two processes collide while both create a SQL catalog's tables."""
-    for _ in range(OPEN_ATTEMPTS - 1):
+    """Open a catalog. Retry if another process creates the SQL catalog's tables at the same time."""
+    for _ in range(MAX_OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
         except DBAPIError as error:
@@ -302,17 +305,17 @@ def _open(config: CatalogConfig) -> Catalog:
 
 
 def _open_once(config: CatalogConfig) -> Catalog:
-    kind, uri = inferred_type(config.properties), config.properties.get("uri", "")
+    kind, uri = catalog_type(config.properties), config.properties.get("uri", "")
     if kind == "hive" and uri and not uri.startswith("thrift://"):
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
     check_storage(config.name, config.properties.get("warehouse", ""))
     try:
         with extras_named():
-            catalog = _opened(kind, config)
+            catalog = _create_client(kind, config)
     except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
         raise
     except Exception as error:
-        meant = loading_error(config.name, error)
+        meant = translate_loading_error(config.name, error)
         if meant is None:
             raise
         raise meant from error
@@ -338,7 +341,7 @@ def _share_connections(catalog: Catalog, uri: str) -> None:
             own.dispose()
 
 
-def _opened(kind: str, config: CatalogConfig) -> Catalog:
+def _create_client(kind: str, config: CatalogConfig) -> Catalog:
     if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
         return pyiceberg.catalog.load_catalog(config.name, **config.properties)
     from frazil.table.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - loads a client that others do not need

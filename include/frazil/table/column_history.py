@@ -1,4 +1,4 @@
-"""Finds former names and types of a table's columns, by field id, in the schemas of the table's metadata."""
+"""Collects the former names and types of a table's columns, by field id, from the schemas in the table's metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ColumnHistory:
     types: Mapping[int, frozenset[str]]
 
     @classmethod
-    def of(cls, schemas: Iterable[Schema]) -> ColumnHistory:
+    def from_schemas(cls, schemas: Iterable[Schema]) -> ColumnHistory:
         """Build the history from a table's schemas, ordered from oldest to newest."""
         ids: dict[tuple[int, str], list[int]] = defaultdict(list)
         names: dict[int, set[str]] = defaultdict(set)

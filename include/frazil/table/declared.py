@@ -1,4 +1,4 @@
-"""A stream's tables as declared, whether they exist or not."""
+"""Describes a stream's tables as declared, whether they exist or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_PROPERTIES = {
     "commit.retry.num-retries": "10",
 }
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
-    # Half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be able to read them.
+    # Version 2 takes half the bytes and a third less CPU. Signals and dead letters are few, and must suit every reader.
     "write.parquet.format-version": "v2",
 }
 
@@ -76,6 +76,6 @@ def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
     )
 
 
-def name_of(table: Table) -> str:
+def identifier_of(table: Table) -> str:
     """Return the table's identifier, without its catalog."""
     return ".".join(table.name())

@@ -1,7 +1,7 @@
 """Compares a declared schema with a table's schema. Each difference is a safe evolution or a conflict. Pure.
 
 Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
-decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is for the operator to decide. This
+decimal precision (Iceberg specification, "Schema Evolution"). An operator must decide on any other difference. This
 includes a declared name that the table had earlier: a column that someone renamed or dropped is not added again.
 """
 
@@ -81,9 +81,9 @@ def differences(
     `former` has the table's schemas from oldest to newest. `declarable` has the names of columns that the user can
     declare differently; messages suggest that only for these.
     """
-    history = ColumnHistory.of((*former, existing))
+    history = ColumnHistory.from_schemas((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
-    return tuple(comparison.structs(declared.as_struct(), existing.as_struct(), path=(), parent=TOP))
+    return tuple(comparison.compare_structs(declared.as_struct(), existing.as_struct(), path=(), parent=TOP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ class Comparison:
     history: ColumnHistory
     declarable: frozenset[str]
 
-    def structs(self, declared: StructType, existing: StructType, *, path: Path, parent: int) -> Iterator[Difference]:
+    def compare_structs(
+        self, declared: StructType, existing: StructType, *, path: Path, parent: int
+    ) -> Iterator[Difference]:
         """Yield the differences of two structs; `parent` is the field id of the column that contains the structs."""
         table_fields = {field.name: field for field in existing.fields}
         found_ids: set[int] = set()
@@ -103,17 +105,17 @@ class Comparison:
             if field.name not in table_fields:
                 found_ids.update(self.history.ids.get((parent, field.name), ()))
                 yield self.missing(field, existing, path=here, parent=parent)
-            elif stranger := self._stranger(table_fields[field.name], path=here, parent=parent):
+            elif stranger := self._reused_name(table_fields[field.name], path=here, parent=parent):
                 yield stranger
             else:
-                yield from self._fields(field, table_fields[field.name], path=here)
+                yield from self._compare_fields(field, table_fields[field.name], path=here)
         declared_names = {field.name for field in declared.fields}
         for name, field in table_fields.items():
             if field.required and name not in declared_names and field.field_id not in found_ids:
                 yield Conflict(
                     (*path, name),
-                    f"is {field.field_type} not null in the table and is not declared; declare it, or make it optional "
-                    "in the table",
+                    f"is {field.field_type} not null in the table, but is not declared; declare it, or make it "
+                    "optional in the table",
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
@@ -121,15 +123,15 @@ class Comparison:
         name, mine = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and mine else ""
         bore = self.history.ids.get((parent, name), ())
-        if now := self._now(bore):
-            other = f", declare {now} if that is what records call it" if mine else ""
+        if now := self._current_name(bore):
+            other = f", declare {now} if records use that name" if mine else ""
             return Conflict(
                 path,
-                f"was renamed to {now} in the table; rename it back{other}, or add a new optional column of its name "
-                f"to the table{optional}",
+                f"was renamed to {now} in the table; rename it back{other}, or add a new optional column {name} to the "
+                f"table{optional}",
             )
         if bore:
-            other = "take it out of the declaration, or " if mine else ""
+            other = "remove it from the declaration, or " if mine else ""
             return Conflict(
                 path,
                 f"was dropped from the table; {other}add it to the table again, as an optional "
@@ -140,65 +142,65 @@ class Comparison:
         if declared.required:
             return Conflict(
                 path,
-                f"is declared {declared.field_type} not null, but the table has no such column, so its rows have no "
-                "value; declare it without 'not null'",
+                f"is declared {declared.field_type} not null, but the table does not have this column, so existing "
+                "rows have no value; declare it without 'not null'",
             )
         return Addition(path, declared.field_type, declared.doc)
 
-    def _stranger(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
+    def _reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
         """Return a conflict if the name now belongs to another column, because its former column was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
-        now = self._now(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
+        now = self._current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
             return None
         return Conflict(
             path,
-            f"is another column than before: that one was renamed to {now} in the table, and its name reused. "
-            f"Rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
-            f"{self.table.schema_id}",
+            f"is another column than before: the earlier column was renamed to {now} in the table, and a new column "
+            f"has its name. Rename both columns back, or accept the table's columns as they are: set the table "
+            f"property {ACCEPTED_SCHEMA} to {self.table.schema_id}",
         )
 
-    def _now(self, field_ids: Iterable[int]) -> str | None:
+    def _current_name(self, field_ids: Iterable[int]) -> str | None:
         """Return the current name of the first of these fields that the table still has."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
-    def _fields(self, declared: NestedField, existing: NestedField, *, path: Path) -> Iterator[Difference]:
+    def _compare_fields(self, declared: NestedField, existing: NestedField, *, path: Path) -> Iterator[Difference]:
         if declared.required and not existing.required:
             yield Conflict(
                 path,
-                f"is declared {declared.field_type} not null, and is {existing.field_type} (optional) in the table; "
+                f"is declared {declared.field_type} not null, but is {existing.field_type} (optional) in the table; "
                 "declare it without 'not null', or make it required in the table",
             )
         elif existing.required and not declared.required:
             yield Conflict(
                 path,
-                f"is declared {declared.field_type} (optional), and is {existing.field_type} not null in the table; "
+                f"is declared {declared.field_type} (optional), but is {existing.field_type} not null in the table; "
                 "declare it 'not null', or make it optional in the table",
             )
-        yield from self._types(declared, existing, path=path)
+        yield from self._compare_types(declared, existing, path=path)
 
-    def _types(self, declared: NestedField, existing: NestedField, *, path: Path) -> Iterator[Difference]:
+    def _compare_types(self, declared: NestedField, existing: NestedField, *, path: Path) -> Iterator[Difference]:
         wanted, found = declared.field_type, existing.field_type
         if isinstance(wanted, StructType) and isinstance(found, StructType):
-            yield from self.structs(wanted, found, path=path, parent=existing.field_id)
+            yield from self.compare_structs(wanted, found, path=path, parent=existing.field_id)
         elif isinstance(wanted, ListType) and isinstance(found, ListType):
-            yield from self._types(wanted.element_field, found.element_field, path=(*path, "element"))
+            yield from self._compare_types(wanted.element_field, found.element_field, path=(*path, "element"))
         elif isinstance(wanted, MapType) and isinstance(found, MapType):
-            yield from self._types(wanted.key_field, found.key_field, path=(*path, "key"))
-            yield from self._types(wanted.value_field, found.value_field, path=(*path, "value"))
-        elif wanted == found or self._became_wider(wanted, existing):
+            yield from self._compare_types(wanted.key_field, found.key_field, path=(*path, "key"))
+            yield from self._compare_types(wanted.value_field, found.value_field, path=(*path, "value"))
+        elif wanted == found or self._has_become_wider(wanted, existing):
             return
         elif widens(found, wanted):
             yield Promotion(path, wanted)
         else:
             yield Conflict(
                 path,
-                f"is declared {wanted}, and is {found} in the table; declare it {found}, write to a new table, "
+                f"is declared {wanted}, but is {found} in the table; declare it {found}, write to a new table, "
                 "or add a column of another name",
             )
 
-    def _became_wider(self, declared: IcebergType, existing: NestedField) -> bool:
+    def _has_become_wider(self, declared: IcebergType, existing: NestedField) -> bool:
         """Return whether the column once had the declared type and has only become wider since."""
         return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
@@ -217,10 +219,10 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
     return False
 
 
-def relaxed(declared: NestedField, existing: NestedField) -> NestedField:
+def relax(declared: NestedField, existing: NestedField) -> NestedField:
     """Return the declared column, made optional wherever the table's column is optional, nested fields included."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
-        there = {field.name: field for field in existing.field_type.fields}
-        kind = StructType(*(relaxed(f, there[f.name]) if f.name in there else f for f in kind.fields))
+        fields = {field.name: field for field in existing.field_type.fields}
+        kind = StructType(*(relax(f, fields[f.name]) if f.name in fields else f for f in kind.fields))
     return declared.model_copy(update={"field_type": kind, "required": declared.required and existing.required})

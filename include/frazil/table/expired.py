@@ -17,13 +17,13 @@ def has_expired(error: BaseException) -> bool:
 
     PyArrow has no error code for this case, so its message is searched for S3's code.
     """
-    return any(isinstance(each, AuthorizationExpiredError) or _names_a_code(each) for each in _causes(error))
+    return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _causes(error))
 
 
-def _names_a_code(error: BaseException) -> bool:
+def _has_expiry_code(error: BaseException) -> bool:
     response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-    # An executor's error arrives as one of ours, with only the text.
+    # An executor's error arrives as a frazil error, with only the text.
     said = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
     return any(each in said for each in _CODES)
 

@@ -22,10 +22,10 @@ class FileBounds:
     """Decides whether a data file may have a row whose Kafka coordinates are in the given ranges.
 
     A file is skipped only if its bounds prove that it has no such row. A file without bounds is read. So every copy of
-    a record is found, no matter who wrote it and when.
+    a record is found, no matter which program wrote it and when.
 
     The bounds of a file span all its topic-partitions. If their offsets are far apart, a file of old rows may be read
-    for nothing, which only costs time.
+    unnecessarily, which only costs time.
     """
 
     def __init__(self, schema: Schema, within: Within) -> None:
@@ -44,16 +44,16 @@ class FileBounds:
         )
 
 
-def of_topics(topics: Collection[str]) -> str:
+def topics_filter(topics: Collection[str]) -> str:
     """Return a row filter for topics; topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
-def box(within: Within) -> str:
-    """Return one row filter that covers all ranges, to plan which files of the table to scan."""
+def ranges_filter(within: Within) -> str:
+    """Return one row filter that covers all ranges, for planning which of the table's files to scan."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
-    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
+    return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Decides which requested changes a table accepts, and why it refuses others. Pure."""
+"""Decides which requested schema changes a table accepts, and why it refuses the others. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of the records that gets no column; `reason` completes a sentence that begins with the field's name."""
+    """A field of the records for which no column is added; `reason` completes a sentence that begins with the field's
+    name.
+    """
 
     path: Path
     reason: str
@@ -25,6 +27,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
+    """The schema changes that a table accepts, and the refused ones."""
+
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...] = ()
 
@@ -43,7 +47,7 @@ def growth(
     gets no more columns. The top-level columns in `fixed` stay required. The number of wanted changes depends on the
     records, so this takes time linear in that number.
     """
-    growing = _Growing(table, tuple(former))
+    growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
     refused: list[Refusal] = []
     for change in sorted(wanted, key=lambda c: c.path):
@@ -62,13 +66,13 @@ def growth(
     return Growth(tuple(changes), tuple(refused))
 
 
-class _Growing:
+class _ColumnNames:
     """The names in a table, including the columns that this evolution adds."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
-        self.fields = dict(_paths(table.as_struct(), ()))
+        self.fields = dict(paths(table.as_struct(), ()))
         self._top = table.as_struct()
-        self._comparison = Comparison(table, ColumnHistory.of((*former, table)), frozenset())
+        self._comparison = Comparison(table, ColumnHistory.from_schemas((*former, table)), frozenset())
         self._full_names = set(index_name_by_id(table).values())
         self._names = {(path[:-1], path[-1].lower()): path[-1] for path in self.fields}
         self._new: dict[tuple[Path, str], str] = {}
@@ -87,13 +91,13 @@ class _Growing:
         full_names = {".".join((*path[:-1], inside)) for inside in within}
         columns = len(self._full_names) + len(full_names)
         if alike := self._new.get(name):
-            return f"has the name of the new column {alike} in other case, and names are case-insensitive"
+            return f"differs from the new column {alike} only in upper and lower case, and names are case-insensitive"
         if alike := self._names.get(name):
-            return f"has the name of the column {alike} in other case, which it does not fill; write it as {alike}"
+            return f"differs from the column {alike} only in upper and lower case, so it is not stored; name it {alike}"
         if not self._full_names.isdisjoint(full_names):  # a rule of PyIceberg and Iceberg
             return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
         if columns > max_columns:
-            return f"would be column {columns} of the table, and evolution.max-columns is {max_columns}"
+            return f"would be column {columns} of the table, but evolution.max-columns is {max_columns}"
         if reason := self._history_of(change):
             return reason
         self._full_names |= full_names
@@ -119,7 +123,7 @@ def _reserved_name_problem(path: Path) -> str | None:
     return None
 
 
-def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
+def paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
     """Yield all fields of a type with their paths, nested fields included; fields in map values, but not in map
     keys.
     """
@@ -134,4 +138,4 @@ def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
             return
     for name, field in fields:
         yield (*path, name), field
-        yield from _paths(field.field_type, (*path, name))
+        yield from paths(field.field_type, (*path, name))

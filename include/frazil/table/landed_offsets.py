@@ -25,10 +25,10 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.coordinates import LINE
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
+from frazil.table.file_bounds import COORDINATES, FileBounds, Within, ranges_filter, topics_filter
 
-FILES_AT_ONCE = 2
-"""Number of files read in parallel: one is fetched while another is sorted. Each file takes about 25 bytes per row."""
+MAX_PARALLEL_FILES = 2
+"""Maximum number of files read in parallel: one is fetched while another is sorted. Each takes 25 bytes per row."""
 
 DISCARDED = "discarded_at"
 """Column of a dead-letter table: the time at which an operator discarded the dead letter."""
@@ -37,7 +37,7 @@ OffsetArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowSelection:
     """Selects the rows that count: rows of these topics and, if `within` is given, of these offset ranges.
 
     If a record became several rows, only its first row counts; all rows of a record are committed together.
@@ -57,7 +57,7 @@ class Wanted:
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns that are needed besides the coordinates to select rows, without columns that an older
+        """Return the columns that selecting rows needs in addition to the coordinates. Leave out columns that the
         table does not have.
         """
         names = {field.name for field in table.schema().fields}
@@ -75,10 +75,10 @@ def has_coordinates(schema: Schema) -> bool:
     return names.issuperset(COORDINATES)
 
 
-def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
+def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
     """Collect the offsets of the wanted rows by topic-partition; empty if the branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
+    for tp, offsets in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         found[tp].add(offsets)
     return dict(found)
 
@@ -89,86 +89,88 @@ def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) 
     for path in paths:
         with io.new_input(path).open() as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
-                for tp, offsets in by_partition(batch.drop_null()):
-                    for piece in inside(offsets, tp, within):
+                for tp, offsets in split_by_partition(batch.drop_null()):
+                    for piece in clip_offsets(offsets, tp, within):
                         found[tp].add(piece)
     return {tp: of for tp, of in found.items() if of.rows}
 
 
-def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, OffsetArray]]:
+def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[tuple[TopicPartition, OffsetArray]]:
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
     schema = next((s for s in table.metadata.schemas if s.schema_id == head.schema_id), table.schema())
     line = (LINE,) if LINE in {field.name for field in schema.fields} else ()
     scan = table.scan(
-        row_filter=of_topics(wanted.topics) if wanted.within is None else box(wanted.within),
+        row_filter=topics_filter(wanted.topics) if wanted.within is None else ranges_filter(wanted.within),
         selected_fields=(*COORDINATES, *line, *wanted.extra_columns(table)),
         snapshot_id=head.snapshot_id,
     )
     read = partial(_read, table, scan, wanted)
-    for pieces in _side_by_side(read, _files(table, scan, wanted)):
+    for pieces in _read_in_parallel(read, _files(table, scan, wanted)):
         yield from pieces
 
 
-def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTask]:
+def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
     bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
     for task in scan.plan_files():
         if bounds is None or bounds.may_hold(task.file):
             yield task
 
 
-def _side_by_side(
+def _read_in_parallel(
     read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
     """Read a few files at a time. PyIceberg's own reader would start all files at once."""
     running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
             running.append(pool.submit(read, task))
-            if len(running) > FILES_AT_ONCE:
+            if len(running) > MAX_PARALLEL_FILES:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
 
 
-def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> list[tuple[TopicPartition, OffsetArray]]:
+def _read(
+    table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask
+) -> list[tuple[TopicPartition, OffsetArray]]:
     """Return the sorted offsets of the wanted rows in one file, by topic-partition."""
     # Rows are selected here, because PyArrow's filter would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
-        rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
+        rows = batch if wanted.topic_ids is None else _keep_current_topics(batch, wanted.topic_ids)
         rows = rows if wanted.stream is None else rows.filter(pc.equal(rows.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED).is_null())
-        rows = _first_lines(rows) if LINE in rows.schema.names else rows
-        for tp, offsets in by_partition(rows.select(COORDINATES).drop_null()):
+        rows = _keep_first_rows(rows) if LINE in rows.schema.names else rows
+        for tp, offsets in split_by_partition(rows.select(COORDINATES).drop_null()):
             if tp[0] in wanted.topics:
-                pieces += [(tp, piece) for piece in inside(offsets, tp, wanted.within) if len(piece)]
+                pieces += [(tp, piece) for piece in clip_offsets(offsets, tp, wanted.within) if len(piece)]
     return pieces
 
 
-def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
+def _keep_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
     """Keep rows whose topic has the given id, and rows without a topic id."""
-    topics, names = _coded(batch.column("kafka_topic"))
-    ids, values = _coded(batch.column("topic_id"))
+    topics, names = _encode(batch.column("kafka_topic"))
+    ids, values = _encode(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
     return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
 
 
-def _first_lines(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _keep_first_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.equal(pc.fill_null(batch.column(LINE), 0), 0))
 
 
-def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
+def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
     """Yield the sorted offsets of each topic-partition; the rows must not contain nulls.
 
     Each row is encoded as one number for sorting, which is much faster in NumPy than sorting by several keys.
     """
     if not len(rows):
         return
-    topics, names = _coded(rows.column("kafka_topic"))
+    topics, names = _encode(rows.column("kafka_topic"))
     partitions = rows.column("kafka_partition").to_numpy().astype(np.int64)
     offsets = rows.column("kafka_offset").to_numpy()
     each, lowest = int(partitions.max()) + 1, int(offsets.min())
@@ -186,14 +188,14 @@ def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetA
         yield (str(names[place // each]), int(place % each)), part - (rank * width - lowest)
 
 
-def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
+def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     """Encode a text column as numbers; return them with the text of each number. The last number stands for null."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
-def inside(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
+def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
     """Yield the sorted offsets that lie within the topic-partition's ranges; all offsets if `within` is None."""
     if within is None:
         yield offsets

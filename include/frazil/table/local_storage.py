@@ -14,10 +14,11 @@ from pathlib import Path
 
 from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError
 from frazil.table.object_store import FileInfo, ObjectStore
+from frazil.table.storage_mistakes import FULL_DISK
 
 _TEMPORARY = ".frazil-tmp"
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-_MAKE_ATTEMPTS = 5
+_MAX_CREATE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
@@ -27,7 +28,7 @@ class LocalStore(ObjectStore):
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _local(path)
-        with _refusals(path), _temporary(target, data) as temporary:
+        with _access_errors(path), _temporary_file(target, data) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -36,33 +37,33 @@ class LocalStore(ObjectStore):
                 if error.errno not in _NO_LINKS:
                     raise
                 raise EnvironmentUnusable(
-                    f"{target.parent}: this file system has no hard links ({error.strerror}), which an exclusive "
-                    "write needs; put the table on one that has them, or in an object store"
+                    f"{target.parent}: this file system does not support hard links ({error.strerror}), which frazil "
+                    "needs; put the table on a file system that does, or in an object store"
                 ) from error
         _sync(target.parent)
         return True
 
     def put(self, path: str, data: bytes) -> None:
         target = _local(path)
-        with _refusals(path), _temporary(target, data) as temporary:
+        with _access_errors(path), _temporary_file(target, data) as temporary:
             temporary.replace(target)
         _sync(target.parent)
 
     def get(self, path: str) -> bytes | None:
-        with _refusals(path):
+        with _access_errors(path):
             try:
                 return _local(path).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def list_files(self, folder: str) -> list[FileInfo]:
-        with _refusals(folder):
+        with _access_errors(folder):
             found = list(_files(_local(folder), folder.rstrip("/")))
         return sorted(found, key=lambda info: info.path)
 
     def list_folders(self, folder: str) -> list[str]:
         root = _local(folder)
-        with _refusals(folder):
+        with _access_errors(folder):
             try:
                 names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
             except (FileNotFoundError, NotADirectoryError):
@@ -77,12 +78,12 @@ class LocalStore(ObjectStore):
         for path in paths:
             target = _local(path)
             try:
-                with _refusals(path):
+                with _access_errors(path):
                     target.unlink(missing_ok=True)
             except (OSError, FrazilError) as error:
                 left[path] = error
                 continue
-            with contextlib.suppress(OSError):  # not empty, or gone
+            with contextlib.suppress(OSError):  # not empty, or already deleted
                 target.parent.rmdir()
         return left
 
@@ -128,7 +129,7 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 
 @contextmanager
-def _temporary(target: Path, data: bytes) -> Iterator[Path]:
+def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
     """Create a temporary file with the data in the target's folder, synced to disk. It is deleted at the end unless
     renamed.
     """
@@ -146,7 +147,7 @@ def _temporary(target: Path, data: bytes) -> Iterator[Path]:
 
 def _create(path: Path) -> int:
     """Create a file and return its descriptor. Retries if another process deletes the empty folder at that moment."""
-    for _ in range(_MAKE_ATTEMPTS):
+    for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -173,8 +174,12 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _refusals(path: str) -> Iterator[None]:
+def _access_errors(path: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
         raise AccessDenied(f"{path}: the file system refuses access ({error}); grant this user access") from error
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error  # writing a file names no file

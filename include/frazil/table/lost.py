@@ -10,41 +10,41 @@ from pyiceberg.table import Table
 
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, names_in
+from frazil.table.catalogs import catalog_config, catalog_errors, list_table_names, open_existing_catalog
 from frazil.table.declared import DeclaredTable, declared_dead_letters, declared_table
 from frazil.table.parallel import in_parallel
-from frazil.table.remains import Remains, other_table, place_of_new, remains_of
+from frazil.table.remains import Remains, find_new_folder, other_table, read_remains
 from frazil.table.storage import open_store
 
 
-def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
+def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
     """Return what exists at the location where a declared table would be created; None if the location is free."""
-    place = place_of_new(
+    place = find_new_folder(
         catalog,
         declared.identifier,
         declared.schema,
         location=declared.location,
         properties=declared.properties,
     )
-    return remains_of(place) if place else None
+    return read_remains(place) if place else None
 
 
-def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
+def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
     """Return the error text for a table whose files exist but which its catalog does not have, with what to do now."""
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
             f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds "
-            f"the table {name}. If it was renamed, rename {name} back to {identifier} or declare `table: {name}`; "
-            "otherwise declare another `table.location`"
+            f"the table {name}. If {identifier} was renamed, rename {name} back to {identifier} or declare "
+            f"`table: {name}`; otherwise declare another `table.location`"
         )
     ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
     if found.newest is not None:
-        ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
+        ways.append(f"register the table again: `{registration_command(catalog.name, identifier, found.newest.path)}`")
     return (
-        f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds one: "
-        f"{found}. The catalog may have been lost or exchanged. {', or '.join(ways)}. If the table was dropped on "
-        "purpose, move that folder away, or declare another `table.location`"
+        f"the table {identifier} is not in the catalog {catalog.name!r}, but its location {found.location} has files "
+        f"of a table: {found}. The catalog may have been lost or replaced. {', or '.join(ways)}. If the table was "
+        "dropped on purpose, move the folder away, or declare another `table.location`"
     )
 
 
@@ -58,12 +58,12 @@ def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | 
     folder = _plain(location)
     above = folder.split("/")[-2:-1]
     namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
-    names = sorted({name for namespace in namespaces for name in names_in(catalog, namespace)} - {identifier})
+    names = sorted({name for namespace in namespaces for name in list_table_names(catalog, namespace)} - {identifier})
 
     def is_it(name: str) -> bool:
         try:
             found = catalog.load_table(name).metadata
-        except Exception:  # a table that cannot be loaded proves nothing
+        except Exception:  # a table that cannot be loaded does not count
             return False
         return str(found.table_uuid) == uuid or _plain(found.location) == folder
 
@@ -75,16 +75,16 @@ def _plain(location: str) -> str:
     return location.removeprefix("file://").rstrip("/")
 
 
-def gone_table(spec: StreamSpec) -> TableLost | None:
+def missing_table_error(spec: StreamSpec) -> TableLost | None:
     """Return why a stream's table, which existed a moment ago, is missing from its catalog; None if it exists.
 
-    Raises the errors of `lost_table`.
+    Raises the errors of `find_lost_table`.
     """
-    catalog = existing_catalog(spec.table.catalog)
+    catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-    return TableLost(lost_table(spec) or _dropped(spec, catalog.name))
+    return TableLost(find_lost_table(spec) or dropped_table(spec, catalog.name))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
@@ -94,84 +94,73 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
     name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
     if name:
         raise TableLost(
-            f"the folder {table.location()} of table {identifier} also holds the table {name}, which was renamed "
-            f"before {identifier} was created again: each would delete the other's files. Drop {identifier} without "
-            f"purging it and rename {name} back, or declare another `table.location`"
+            f"the folder {table.location()} of table {identifier} also holds the table {name}, which was "
+            f"renamed before {identifier} was created again: each table would delete the other's files. Drop "
+            f"{identifier} without purging it and rename {name} back, or declare another `table.location`"
         )
 
 
-def registration(catalog: str, identifier: str, metadata: str) -> str:
+def registration_command(catalog: str, identifier: str, metadata: str) -> str:
     """Return the command that registers a table's metadata file in a catalog."""
     of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
     return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
 
 
-def lost_table(spec: StreamSpec) -> str | None:
+def find_lost_table(spec: StreamSpec) -> str | None:
     """Return why a stream's missing table must not be created, as a sentence; None if it exists, or may be created.
 
     The reason is that the catalog lost the table. Changes nothing; if the server has no such namespace, sends no
     further request. Raises any error of catalog and storage.
     """
-    catalog = existing_catalog(spec.table.catalog)
+    catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-        found = remains_in_place(catalog, declared_table(spec))
-    return lost_sentence(catalog, spec.table.identifier, found) if found else None
+        found = find_remains(catalog, declared_table(spec))
+    return explain_lost_table(catalog, spec.table.identifier, found) if found else None
 
 
-def lost_dead_letters(spec: StreamSpec) -> TableLost:
-    """Return why an existing stream has no dead-letter table, and what the writer's next start does about it."""
-    catalog, identifier = existing_catalog(spec.table.catalog), spec.dead_letter_table
+def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
+    """Return the error for an existing stream without a dead-letter table: the reason, and what to do."""
+    catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):
-        found = remains_in_place(catalog, declared_dead_letters(spec))
-    said = (
-        lost_sentence(catalog, identifier, found)
+        found = find_remains(catalog, declared_dead_letters(spec))
+    reason = (
+        explain_lost_table(catalog, identifier, found)
         if found
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
-        f"The writer's next start creates an empty one: `frazil restart {spec.name}`"
+        f"To create an empty dead-letter table, restart the writer: `frazil restart {spec.name}`"
     )
-    return TableLost(f"stream {spec.name!r}: {said}")
+    return TableLost(f"stream {spec.name!r}: {reason}")
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """Return the catalog of a stream's table, for everyone except the stream's writer: a missing catalog is not
-    created.
+    """Return the catalog of a stream's table for readers, without creating a missing catalog.
 
-    Raises TableLost if the catalog lost the table, and the errors of `lost_table`.
+    Raises TableLost if the catalog lost the table, and the errors of `find_lost_table`.
     """
-    if lost := lost_table(spec):
+    if lost := find_lost_table(spec):
         raise TableLost(f"stream {spec.name!r}: {lost}")
-    return existing_catalog(spec.table.catalog)
+    return open_existing_catalog(spec.table.catalog)
 
 
-def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
+def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
     """Return the error for a table that is missing from its catalog.
 
     The error is TableLost if the catalog also lost the main table of one of these streams; otherwise the table was not
-    created yet. Raises the errors of `lost_table`.
+    created yet. Raises the errors of `find_lost_table`.
     """
     for spec in specs:
-        if lost := lost_table(spec):
+        if lost := find_lost_table(spec):
             return TableLost(lost)
-    return SpecError(f"the table {identifier} does not exist yet: its writer's first start creates it")
+    return SpecError(f"the table {identifier} does not exist yet: the first start of its writer creates it")
 
 
-def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
-    """Return why the catalog does not have a stream's table; None if the stream has not started yet.
-
-    `committed` says whether a writer of this host has committed to the table. Raises the errors of `lost_table`.
-    """
-    if found := lost_table(spec):
-        return f"{TableLost.__name__}: {found}"
-    if not committed:
-        return None
-    return f"{TableLost.__name__}: {_dropped(spec, existing_catalog(spec.table.catalog).name)}"
-
-
-def _dropped(spec: StreamSpec, catalog: str) -> str:
+def dropped_table(spec: StreamSpec, catalog: str) -> str:
+    """Return what to do about a missing table to which a writer of this host has committed."""
     return (
-        f"a writer of this host committed to the table {spec.table.identifier}, and the catalog {catalog!r} does not "
-        "have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name the right catalog, or "
-        f"register the table's newest metadata file; `frazil forget {spec.name}` if it was dropped on purpose"
+        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
+        "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "
+        "catalog, or register the table's newest metadata file. If the table was dropped on purpose, run "
+        f"`frazil forget {spec.name}`"
     )

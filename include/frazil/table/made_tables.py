@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from frazil.errors import AccessDenied
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
-from frazil.table.catalogs import names_in, words_of_table
+from frazil.table.catalogs import explain_table_error, list_table_names
 from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
@@ -21,7 +21,7 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return a table of a stream's route as it would be created; `value` is the value that the template gets for it."""
+    """Return a table of a stream's route as it would be created; `value` is the route value that the template takes."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -29,17 +29,17 @@ def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) ->
     return dataclasses.replace(declared, identifier=identifier, location=None, properties=properties)
 
 
-def named_like(catalog: Catalog, route: Route) -> list[str]:
+def tables_named_like(catalog: Catalog, route: Route) -> list[str]:
     """Return the sorted identifiers of all tables whose names match the route's template. Loads none of these
     tables.
     """
     if route.template is None:
         return []
-    found = names_in(catalog, route.template.rpartition(".")[0])
+    found = list_table_names(catalog, route.template.rpartition(".")[0])
     return sorted(identifier for identifier in found if may_have_made(route, identifier))
 
 
-def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
+def load_route_tables(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
     """Return the existing tables of a route by identifier: tables that the route lists, and tables that its template
     created.
 
@@ -53,16 +53,16 @@ def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table
         except NoSuchTableError:
             return None
         except ForbiddenError as error:
-            raise AccessDenied(f"table {identifier}: {words_of_table(error)}") from error
-        ours = identifier in declared or made_for(table.properties, identifier, route, stream=stream) is not None
+            raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
+        ours = identifier in declared or route_value(table.properties, identifier, route, stream=stream) is not None
         return table if ours else None
 
-    names = sorted({*declared, *named_like(catalog, route)})
+    names = sorted({*declared, *tables_named_like(catalog, route)})
     loaded = in_parallel(load, names) if names else []
     return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}
 
 
-def made_for(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
+def route_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
     """Return the value for which the template created a table; None if the template did not create it."""
     value = properties.get(value_property(stream))
     return value if value is not None and route.template and route.made_table(value) == identifier else None

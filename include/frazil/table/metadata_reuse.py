@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 MAX_CACHED = 8
-"""Number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a few
-more.
+"""Maximum number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a
+few more.
 """
 
 
@@ -42,7 +42,7 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
         _configure_once(catalog)
-    # Importing it takes a while; if it was never imported, the catalog is of another type.
+    # Importing the module takes a while; if it was never imported, the catalog is of another type.
     sql = sys.modules.get("pyiceberg.catalog.sql")
     if sql is not None and isinstance(catalog, sql.SqlCatalog):
         _parse_once(catalog)
@@ -55,7 +55,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
     def staged(current: Table | None, *change: Any) -> StagedTable:
         if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
             return stage(current, *change)
-        shared = _with_class(_sharing(type(current.metadata)), current.metadata)
+        shared = _with_class(_sharing_class(type(current.metadata)), current.metadata)
         made = stage(
             Table(current.name(), shared, current.metadata_location, current.io, catalog, current.config), *change
         )
@@ -67,7 +67,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 
 @cache
-def _sharing(kind: type[TableMetadata]) -> type[TableMetadata]:
+def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
     """Return a subclass whose deep copy has its own lists, which contain the same snapshots, schemas and logs."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001

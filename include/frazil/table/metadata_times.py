@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
-AHEAD_MS = 60_000
+MAX_CLOCK_LEAD_MS = 60_000
 """Milliseconds by which a table's times may be ahead of a JVM engine's clock before the engine refuses to commit."""
 
 
@@ -32,35 +32,35 @@ def next_ms(metadata: TableMetadata, now_ms: int) -> int:
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
-def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
+def with_ordered_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
     """Return the changed metadata `after`, with its times in order; repairs logs that are already out of order."""
     if after == before:
         return after
     return after.model_copy(
         update={
             "last_updated_ms": max(_newest_ms(before) + 1, _newest_ms(after)),
-            "snapshot_log": _sorted(after.snapshot_log),
-            "metadata_log": _sorted(after.metadata_log),
+            "snapshot_log": _raise_times(after.snapshot_log),
+            "metadata_log": _raise_times(after.metadata_log),
         }
     )
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Date every change through this catalog after all earlier changes of the table.
+    """Give every change through this catalog a later time than all earlier changes of the table.
 
     Applies to frazil's own commits and to PyIceberg transactions, on catalogs whose client writes the metadata (SQL,
     Hive, Glue). The server of a REST catalog dates changes itself.
     """
     if isinstance(catalog, MetastoreCatalog):
-        stage, said = catalog._update_and_stage_table, set()
+        stage, warned = catalog._update_and_stage_table, set()
 
         def staged(current: Any, *change: Any) -> StagedTable:
             made = stage(current, *change)
             if current is not None:
-                made.metadata = in_order(current.metadata, made.metadata)
+                made.metadata = with_ordered_times(current.metadata, made.metadata)
                 ahead_ms = made.metadata.last_updated_ms - clock.now_ms()
-                if ahead_ms > AHEAD_MS and current.name() not in said:
-                    said.add(current.name())
+                if ahead_ms > MAX_CLOCK_LEAD_MS and current.name() not in warned:
+                    warned.add(current.name())
                     _warn(".".join(current.name()), ahead_ms)
             return made
 
@@ -70,9 +70,9 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
 
 def _warn(table: str, ahead_ms: int) -> None:
     log.warning(
-        "table %s was changed by a host whose clock is %d s ahead of this one: changes are now dated after that. "
-        "Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to it (compaction and "
-        "expiry fail). Synchronise the hosts' clocks",
+        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes get later times "
+        "than that. Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to the table "
+        "(compaction and expiry fail). Synchronise the hosts' clocks",
         table, ahead_ms // 1000,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
     return max([metadata.last_updated_ms, *snapshots, *logs])
 
 
-def _sorted(log: Sequence[E]) -> list[E]:
+def _raise_times(log: Sequence[E]) -> list[E]:
     """Return the same log entries, with times raised so that no entry is older than the one before it."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [

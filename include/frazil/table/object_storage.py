@@ -16,11 +16,11 @@ from pyiceberg.io.fsspec import FsspecFileIO
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.expired import has_expired
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
-from frazil.table.storage_mistakes import client_failure
+from frazil.table.storage_mistakes import translate_client_failure
 
 R = TypeVar("R")
 
-_ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
+_EXISTS = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
 """S3's response to a conditional put that met a concurrent put: the outcome is undecided, so the put is retried."""
 
@@ -29,16 +29,16 @@ _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD
 """Error codes of S3-compatible stores that cannot delete several objects in one request, or require another
 checksum.
 """
-KEYS_AT_ONCE = 1_000
-"""Largest number of keys in one request to S3."""
+MAX_KEYS_PER_REQUEST = 1_000
+"""Maximum number of keys in one request to S3."""
 
-_PUT_ATTEMPTS = 5
-TRIES = 2
-"""Number of attempts by s3fs. Each makes up to five attempts of its client; five times five took a minute against a
-store that answered "slow down".
+_MAX_PUT_ATTEMPTS = 5
+MAX_ATTEMPTS = 2
+"""Maximum number of attempts by s3fs. In each of them, its client makes up to five attempts. Five times five attempts
+took a minute against a store that responded "slow down".
 """
-MAX_OPEN = 4
-"""Number of opened FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
+MAX_CACHED_FILE_IOS = 4
+"""Maximum number of FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
 
 
 class FsspecStore(ObjectStore):
@@ -52,7 +52,9 @@ class FsspecStore(ObjectStore):
     ) -> None:
         parts = urlsplit(location)
         self._scheme, self._host = parts.scheme, parts.hostname
-        self._ask: Callable[[], Mapping[str, str]] = io_properties if callable(io_properties) else lambda: io_properties
+        self._get_properties: Callable[[], Mapping[str, str]] = (
+            io_properties if callable(io_properties) else lambda: io_properties
+        )
         self._renew = renew
         self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
         self._batches = True
@@ -62,42 +64,42 @@ class FsspecStore(ObjectStore):
     def _files(self) -> Any:
         """Return this thread's file system; fsspec's clients must not be shared between threads."""
         opened = self._opened
-        # If they can be renewed, valid credentials are kept: a client costs half a second of a core.
-        if opened is None or (self._renew is None and opened[0] != self._newest()):
-            self._opened = opened = (newest := self._newest(), _file_io(newest))
+        # Renewable credentials are used until they expire: a new client costs half a second of a core.
+        if opened is None or (self._renew is None and opened[0] != self._current_properties()):
+            self._opened = opened = (newest := self._current_properties(), _file_io(newest))
         files = opened[1].get_fs(self._scheme, self._host)
-        # fsspec would keep it forever: 12 MiB for each load that vends new credentials.
+        # fsspec would cache the client forever: 12 MiB for each load that vends new credentials.
         type(files)._cache.pop(files._fs_token, None)
         if hasattr(files, "retries"):
-            files.retries = TRIES
+            files.retries = MAX_ATTEMPTS
         return files
 
-    def _newest(self) -> frozenset[tuple[str, str]]:
-        return frozenset(file_io_properties(self._ask()).items())
+    def _current_properties(self) -> frozenset[tuple[str, str]]:
+        return frozenset(file_io_properties(self._get_properties()).items())
 
-    def _do(self, path: str, act: Callable[[Any], R]) -> R:
-        """Call `act` with the file system. If the credentials have expired or are refused, try once more with newer
-        ones.
+    def _call(self, path: str, action: Callable[[Any], R]) -> R:
+        """Call `action` with the file system. If the credentials have expired or are refused, try once more with newer
+        credentials.
         """
         try:
-            with _failures(path):
-                return act(self._files)
+            with _translate_errors(path):
+                return action(self._files)
         except (AccessDenied, CommitUnavailable) as error:
             expired = has_expired(error)
-            outdated = self._opened is not None and self._opened[0] != self._newest()
+            outdated = self._opened is not None and self._opened[0] != self._current_properties()
             if self._renew is None or not (expired or (outdated and isinstance(error, AccessDenied))):
                 raise
             if expired:
                 self._renew()
         self._opened = None
-        with _failures(path):
-            return act(self._files)
+        with _translate_errors(path):
+            return action(self._files)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        return self._do(path, lambda files: _put_if_absent(files, path, data))
+        return self._call(path, lambda files: _put_if_absent(files, path, data))
 
     def put(self, path: str, data: bytes) -> None:
-        self._do(path, lambda files: files.pipe_file(path, data))
+        self._call(path, lambda files: files.pipe_file(path, data))
 
     def get(self, path: str) -> bytes | None:
         def read(files: Any) -> bytes | None:
@@ -107,7 +109,7 @@ class FsspecStore(ObjectStore):
                 return None
             return data
 
-        return self._do(path, read)
+        return self._call(path, read)
 
     def list_files(self, folder: str) -> list[FileInfo]:
         def find(files: Any) -> dict[str, dict[str, Any]]:
@@ -118,7 +120,7 @@ class FsspecStore(ObjectStore):
                 return {}
             return found
 
-        found = self._do(folder, find)
+        found = self._call(folder, find)
         files = self._files
         root = files._strip_protocol(folder).rstrip("/")
         return sorted(
@@ -139,7 +141,7 @@ class FsspecStore(ObjectStore):
                 return []
             return entries
 
-        entries = self._do(folder, ls)
+        entries = self._call(folder, ls)
         names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
@@ -150,9 +152,9 @@ class FsspecStore(ObjectStore):
         """
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
-        while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
+        while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
             try:
-                left |= self._do(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
+                left |= self._call(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
             except (OSError, FrazilError) as error:  # the cause is not a single key, so the rest would fail too
                 return left | dict.fromkeys([*batch, *waiting], error)
         return left
@@ -161,7 +163,7 @@ class FsspecStore(ObjectStore):
         files, many = self._files, len(paths) > 1
         if many and self._batches and hasattr(files, "call_s3"):
             try:
-                with _failures(paths[0]):
+                with _translate_errors(paths[0]):
                     return _delete_objects(files, paths)
             except OSError as error:
                 if _error_code(error) not in _NO_BATCHES:
@@ -170,7 +172,7 @@ class FsspecStore(ObjectStore):
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             try:
-                with _failures(path):
+                with _translate_errors(path):
                     files.rm_file(path)
             except FileNotFoundError:
                 continue
@@ -178,7 +180,7 @@ class FsspecStore(ObjectStore):
                 left[path] = error
             except CommitUnavailable as error:
                 if has_expired(error) or not isinstance(error.__cause__, OSError):
-                    raise  # it concerns all keys
+                    raise  # the error concerns all keys
                 left[path] = error.__cause__
         return left
 
@@ -187,16 +189,16 @@ class FsspecStore(ObjectStore):
 
 
 def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
-    for attempt in range(_PUT_ATTEMPTS):
+    for attempt in range(_MAX_PUT_ATTEMPTS):
         try:
             files.pipe_file(path, data, mode="create")
         except FileExistsError:
             return False
         except OSError as error:
             code = _error_code(error)
-            if code in _ABSENT_NO_LONGER:
+            if code in _EXISTS:
                 return False
-            if code != _CONFLICT or attempt == _PUT_ATTEMPTS - 1:
+            if code != _CONFLICT or attempt == _MAX_PUT_ATTEMPTS - 1:
                 raise
         else:
             return True
@@ -211,20 +213,22 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
         objects = [{"Key": key} for of, key in keys if of == bucket]
-        answer = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-        for found in answer.get("Errors", ()):
+        response = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+        for found in response.get("Errors", ()):
             path, code = keys[bucket, found["Key"]], found.get("Code")
             if code in _ABSENT:
                 continue
-            said = f"{path}: {code}: {found.get('Message')}"
+            text = f"{path}: {code}: {found.get('Message')}"
             denied = code == "AccessDenied"
             left[path] = (
-                AccessDenied(f"{said}; give these credentials the right to delete objects") if denied else OSError(said)
+                AccessDenied(f"{text}; grant these credentials the right to delete objects")
+                if denied
+                else OSError(text)
             )
     return left
 
 
-@lru_cache(maxsize=MAX_OPEN)
+@lru_cache(maxsize=MAX_CACHED_FILE_IOS)
 def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
     return FsspecFileIO(dict(properties))
 
@@ -253,11 +257,11 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def _failures(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, BotoCoreError) as error:
-        meant = client_failure(path, error)
+        meant = translate_client_failure(path, error)
         if meant is None:
             raise
         raise meant from error

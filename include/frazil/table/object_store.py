@@ -1,4 +1,4 @@
-"""The storage interface of a table, with the same guarantees on disk and in S3.
+"""Defines the storage interface of a table, with the same guarantees on disk and in S3.
 
 Journals and desired states are stored as objects next to the table's data. They rely on `put_if_absent`: if several
 processes put the same path, exactly one succeeds, and no reader ever sees an incomplete object.
@@ -87,7 +87,7 @@ class ObjectStore(ABC):
         first = next(iter(left.values()))
         if len(left) == 1:
             raise first
-        message = f"{first}; {len(left) - 1} more files could not be deleted, {list(left)[1]} among them"
+        message = f"{first}; {len(left) - 1} more files could not be deleted, including {list(left)[1]}"
         raise (type(first) if isinstance(first, FrazilError) else OSError)(message) from first
 
     @abstractmethod

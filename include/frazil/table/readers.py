@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from sqlalchemy import make_url
 
 from frazil.errors import SpecError
-from frazil.table.spark_catalog import ATOMIC, inferred_type, spark_catalog
+from frazil.table.spark_catalog import ATOMIC, catalog_type, spark_catalog
 
 Reader = Literal["spark", "trino", "duckdb", "pyiceberg"]
 READERS: tuple[Reader, ...] = get_args(Reader)
@@ -79,7 +79,7 @@ def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], p
 
 _DUCKDB = """
 table = catalog.load_table("namespace.table")
-# Only what the filter and the columns leave is read, into memory.
+# Reads only the selected rows and columns, into memory.
 connection = table.scan(row_filter="true", selected_fields=("*",)).to_duckdb("t")
 print(connection.sql("SELECT count(*) FROM t"))"""
 
@@ -103,7 +103,7 @@ def _spark(catalog: str, properties: Mapping[str, str], packages: Sequence[str])
             "",
             "spark = (",
             "    SparkSession.builder",
-            *(f'    .config("{key}", {_python(value)})' for key, value in settings.items()),
+            *(f'    .config("{key}", {_python_literal(value)})' for key, value in settings.items()),
             "    .getOrCreate()",
             ")",
             f'spark.sql("SHOW NAMESPACES IN {catalog}").show()',
@@ -121,7 +121,7 @@ def _pyiceberg(catalog: str, properties: Mapping[str, str]) -> str:
             "catalog = load_catalog(",
             f'    "{catalog}",',
             "    **{",
-            *(f'        "{key}": {_python(value)},' for key, value in sorted(shown.items())),
+            *(f'        "{key}": {_python_literal(value)},' for key, value in sorted(shown.items())),
             "    },",
             ")",
         ]
@@ -130,23 +130,23 @@ def _pyiceberg(catalog: str, properties: Mapping[str, str]) -> str:
 
 def _trino(catalog: str, properties: Mapping[str, str]) -> str:
     given = _without_secrets(catalog, properties, database_password=True)
-    match kind := inferred_type(given):
+    match kind := catalog_type(given):
         case "rest":
-            lines = _renamed(given, _TRINO_REST, "iceberg.rest-catalog.")
+            lines = _rename_keys(given, _TRINO_REST, "iceberg.rest-catalog.")
             if {"credential", "token"} & given.keys():
                 lines["iceberg.rest-catalog.security"] = "OAUTH2"
             if not any(key.startswith("s3.") and key.endswith("key") for key in given):
                 lines["iceberg.rest-catalog.vended-credentials-enabled"] = "true"
         case "glue":
-            lines = _renamed(given, _TRINO_GLUE, "hive.metastore.glue.")
+            lines = _rename_keys(given, _TRINO_GLUE, "hive.metastore.glue.")
         case "hive":
             lines = {"hive.metastore.uri": given["uri"]}
         case "sql":
             lines = _trino_jdbc(catalog, given)
         case _:
             raise SpecError(f"the catalog {catalog!r} is of type {kind!r}, which Trino cannot open")
-    catalog_type = {"sql": "jdbc", "hive": "hive_metastore"}.get(kind, kind)
-    lines = {"connector.name": "iceberg", "iceberg.catalog.type": catalog_type, **lines, **_trino_s3(given)}
+    trino_type = {"sql": "jdbc", "hive": "hive_metastore"}.get(kind, kind)
+    lines = {"connector.name": "iceberg", "iceberg.catalog.type": trino_type, **lines, **_trino_s3(given)}
     shown = {key: _REFERENCE.sub(r"${ENV:\1}", value) for key, value in lines.items()}
     return "\n".join(f"{key}={value}" for key, value in shown.items())
 
@@ -170,13 +170,13 @@ def _trino_jdbc(catalog: str, given: Mapping[str, str]) -> dict[str, str]:
 def _trino_s3(given: Mapping[str, str]) -> dict[str, str]:
     if not any(key.startswith("s3.") for key in given) and not given.get("warehouse", "").startswith("s3"):
         return {}
-    lines = {"fs.s3.enabled": "true", **_renamed(given, _TRINO_S3, "")}
+    lines = {"fs.s3.enabled": "true", **_rename_keys(given, _TRINO_S3, "")}
     if "s3.endpoint" in given and given.get("s3.force-virtual-addressing", "").lower() != "true":
         lines["s3.path-style-access"] = "true"
     return lines
 
 
-def _renamed(given: Mapping[str, str], names: Mapping[str, str], prefix: str) -> dict[str, str]:
+def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {prefix + name: given[key] for key, name in names.items() if key in given}
 
 
@@ -188,7 +188,7 @@ def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_pa
     """
     shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
     uri = properties.get("uri", "")
-    if database_password and shown.get("uri") != uri and inferred_type(properties) == "sql":
+    if database_password and shown.get("uri") != uri and catalog_type(properties) == "sql":
         url = make_url(uri)
         harmless = {key: value for key, value in url.query.items() if key in _HARMLESS_QUERY}
         password = _variable(catalog, "jdbc.password") if url.password else None
@@ -213,7 +213,7 @@ def _variable(catalog: str, key: str) -> str:
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 
 
-def _python(value: str) -> str:
+def _python_literal(value: str) -> str:
     found = _REFERENCE.fullmatch(value)
     return f'os.environ["{found[1]}"]' if found else json.dumps(value)
 

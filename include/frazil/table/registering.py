@@ -12,21 +12,21 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.errors import SpecError
-from frazil.table.lost import other_name, registration
-from frazil.table.remains import file_name, newest_of
+from frazil.table.lost import other_name, registration_command
+from frazil.table.remains import file_name, find_newest_metadata
 from frazil.table.storage import open_store
 from frazil.timetext import utc
 
 MAX_ERROR_CHARACTERS = 200
-"""Largest number of characters that a message quotes from an error about a file's contents."""
+"""Maximum number of characters that a message quotes from an error about a file's contents."""
 
 
-def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
+def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
     """Read a metadata file; None if only the server of a REST catalog may read the file, and so checks it.
 
     Raises SpecError if the file does not exist or is not table metadata, and any error of the storage.
     """
-    open_store(path, catalog.properties)  # a scheme that no storage serves raises the usual error
+    open_store(path, catalog.properties)  # raises the usual error for an unsupported scheme
     try:
         return FromInputFile.table_metadata(catalog._load_file_io(location=path).new_input(path))
     except FileNotFoundError:
@@ -42,27 +42,27 @@ def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
 
 
 def _not_metadata_error(path: str, error: Exception) -> SpecError:
-    said = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
+    text = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
     return SpecError(
-        f"{path} is not a metadata file of a table ({said}): nothing was registered. Give the newest "
-        "*.metadata.json in the table's folder `metadata`"
+        f"{path} is not a metadata file of a table ({text}): nothing was registered. Pass the newest "
+        "*.metadata.json file of the table's folder `metadata`"
     )
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
     """Raise SpecError if the table has a newer metadata file: commits since this file would be missing."""
     store = open_store(metadata.location, catalog.properties)
-    newest = newest_of(store, metadata.location, str(metadata.table_uuid))
+    newest = find_newest_metadata(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
         raise SpecError(
             f"{path} is not the newest metadata file of its table: {newest.path} was written later, at "
-            f"{utc(newest.modified_ms)}, and commits until then would be missing. Nothing was registered. "
-            f"Register that file: `{registration(catalog.name, table, newest.path)}`; or add --older to go back to the "
-            "older state"
+            f"{utc(newest.modified_ms)}, so the commits between them would be missing. Nothing was registered. "
+            f"Register the newest file: `{registration_command(catalog.name, table, newest.path)}`; or add --older to "
+            "go back to the older state"
         )
 
 
-def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
+def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
     """Raise SpecError if the catalog has the table under another name: commits under one name would be missing under
     the other.
 
@@ -71,6 +71,7 @@ def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> 
     name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:
         raise SpecError(
-            f"the catalog {catalog.name!r} has the table in {metadata.location} already, as {name}: two names of one "
-            f"table would lose each other's rows. Nothing was registered. To have it as {table}, rename {name}"
+            f"the catalog {catalog.name!r} already has the table in {metadata.location} under the name {name}. Under "
+            "two names, each name would miss commits made under the other. Nothing was registered. To change the "
+            f"name to {table}, rename {name}"
         )

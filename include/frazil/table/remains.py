@@ -1,4 +1,5 @@
-"""Finds what a table left in its folder: if its catalog does not have the table, the catalog was lost or replaced.
+"""Finds remaining files of a table in its folder: if the catalog does not have the table, the catalog was lost or
+replaced.
 
 A new table must not share such a folder: two tables in one folder would treat each other's files as their own.
 Journals, commit records and staged files are found only by their folder.
@@ -46,7 +47,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a folder still holds of a table."""
+    """The remaining metadata and stream state of a table in a folder."""
 
     location: str
     newest: Metadata | None
@@ -72,7 +73,7 @@ class TableFolder:
     store: ObjectStore
 
 
-def place_of_new(
+def find_new_folder(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
     """Return the folder in which the catalog would create the table, without creating it.
@@ -81,7 +82,7 @@ def place_of_new(
     created, or the server cannot stage a creation. Raises any error of the catalog.
     """
     if isinstance(catalog, MetastoreCatalog):
-        found = _resolved(catalog, identifier, location)
+        found = _resolve_location(catalog, identifier, location)
         return TableFolder(found, open_store(found, catalog.properties))
     try:
         staged = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
@@ -90,14 +91,14 @@ def place_of_new(
     except (NotImplementedError, RESTError) as error:
         if isinstance(error, RESTError) and type(error) not in {BadRequestError, RESTError}:
             raise  # refused, or unreachable
-        log.info("the catalog %r does not say where it would create %s: %s", catalog.name, identifier, error)
+        log.info("cannot determine where the catalog %r would create table %s: %s", catalog.name, identifier, error)
         return None
     # Nothing is created before a commit, which never happens.
     table = staged._table
     return TableFolder(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
 
 
-def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
+def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     name = Catalog.table_name_from(identifier)
     try:
@@ -109,12 +110,12 @@ def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) 
         return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
 
 
-def remains_of(place: TableFolder) -> Remains | None:
+def read_remains(folder: TableFolder) -> Remains | None:
     """Return what remains of a table that had data; None if the folder is free. A free folder costs only one listing.
 
     Metadata without a snapshot does not count, because an interrupted creation leaves such a file.
     """
-    store, location = place.store, place.location
+    store, location = folder.store, folder.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
     newest = _newest(store, folders["metadata"]) if "metadata" in folders else None
     streams = [folder.rsplit("/", 1)[-1] for folder in store.list_folders(folders[STATE])] if STATE in folders else []
@@ -131,7 +132,7 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
     return next((o for o in others if o.snapshots and o.uuid != str(metadata.table_uuid)), None)
 
 
-def newest_of(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
+def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
     """Return the newest metadata file of one table, in a folder that other tables may have used too."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))

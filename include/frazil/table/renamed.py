@@ -21,10 +21,10 @@ from frazil.spec.former_columns import PROPERTY, Former, current_name, former_co
 from frazil.table.catalogs import catalog_errors
 from frazil.table.column_history import TOP, ColumnHistory
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 
 
-def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema:
+def with_current_names(declared: Schema, existing: Schema, former: Former) -> Schema:
     """Return the declared schema with the table's current column names, without dropped columns."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
@@ -58,21 +58,31 @@ class ColumnChanges:
     renames: Mapping[str, str]
     drops: Sequence[str]
 
+    def of(self, names: Collection[str]) -> ColumnChanges:
+        """Return the changes of the columns with these names."""
+        renames = {old: new for old, new in self.renames.items() if old in names}
+        return ColumnChanges(renames, [name for name in self.drops if name in names])
 
-def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
+    def __bool__(self) -> bool:
+        return bool(self.renames or self.drops)
+
+
+def find_problems(
+    wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
+) -> list[str]:
     """Return why these columns cannot be renamed or dropped, one sentence per problem.
 
     `fixed` maps the names of columns that must not change to the reason.
     """
     found = []
-    history = ColumnHistory.of((*former, table))
+    history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
     ids = {field.name: field.field_id for field in table.fields}
     for name in (*wanted.renames, *wanted.drops):
         if name not in ids:
             found.append(f"the table has no column {name}")
         elif why := fixed.get(name):
-            found.append(f"the column {name} stays as it is: {why}")
+            found.append(f"the column {name} cannot be changed: {why}")
     for old, new in wanted.renames.items():
         if new.lower() in names and new.lower() != old.lower():
             found.append(f"the table already has the column {names[new.lower()]}")
@@ -81,14 +91,21 @@ def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, 
         elif new.lower() in METADATA_COLUMNS:
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
-            found.append(f"{new} was the name of another column (field id {others[0]}): choose one that is new")
+            found.append(f"{new} was the name of another column (field id {others[0]}): choose a new name")
     given = [new.lower() for new in wanted.renames.values()]
     found += [
         f"{new} is given to two columns" for n, new in enumerate(wanted.renames.values()) if new.lower() in given[:n]
     ]
     both = set(wanted.drops) & set(wanted.renames)
-    found += [f"{name} is to be both renamed and dropped" for name in sorted(both)]
+    found += [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
     return found
+
+
+def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
+    """Raise SchemaIncompatible with all problems of these changes."""
+    former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
+    if found := find_problems(wanted, table.schema(), former, fixed=fixed):
+        raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
 
 
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
@@ -97,10 +114,8 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """
     with catalog_errors(table.catalog.name):
-        for _ in range(ATTEMPTS):
-            former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-            if found := problems(wanted, table.schema(), former, fixed=fixed):
-                raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+        for _ in range(MAX_ATTEMPTS):
+            check_changes(table, wanted, fixed=fixed)
             kept = dict(former_columns(table.properties))
             kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
             kept |= dict.fromkeys(wanted.drops)
@@ -117,10 +132,12 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
                 table = table.catalog.load_table(table.name())
                 continue
             return table.catalog.load_table(table.name())
-    raise CommitUnavailable(f"{'.'.join(table.name())} changed at each of {ATTEMPTS} attempts to change its columns")
+    raise CommitUnavailable(
+        f"{'.'.join(table.name())} changed at each of {MAX_ATTEMPTS} attempts to change its columns"
+    )
 
 
-def renamed_like(table: Table, main: Table) -> Table:
+def copy_renames(table: Table, main: Table) -> Table:
     """Return a routed table with the column changes that `frazil evolve` made to the main table.
 
     Raises the errors of `change_columns`.
@@ -131,12 +148,11 @@ def renamed_like(table: Table, main: Table) -> Table:
     now = {old: current_name(main.schema(), field_id) for old, field_id in former.items()}
     renames = {old: new for old, new in now.items() if new and old in names and new not in names}
     drops = [old for old, field_id in former.items() if field_id is None and old in names]
-    if not (renames or drops):
-        return table
-    return change_columns(table, ColumnChanges(renames, drops), fixed={})
+    wanted = ColumnChanges(renames, drops)
+    return change_columns(table, wanted, fixed={}) if wanted else table
 
 
-def laid_out_by(table: Table) -> Collection[int]:
+def layout_field_ids(table: Table) -> Collection[int]:
     """Return the field ids that the table's partition specs and sort orders use."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

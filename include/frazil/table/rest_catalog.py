@@ -1,4 +1,4 @@
-"""PyIceberg's client for REST catalogs, with protection against slow or overloaded servers and gateways.
+"""Extends PyIceberg's client for REST catalogs with protection against slow or overloaded servers and gateways.
 
 PyIceberg waits forever for a response, and accepts any response as an Iceberg response. Here each request has a
 timeout. If the server is overloaded, a read is retried after the time in the response's `Retry-After`. A commit is
@@ -20,9 +20,9 @@ from frazil.table.catalog_mistakes import NoIcebergAnswer
 TIMEOUT_S = (10.0, 60.0)
 """Timeouts in seconds: to connect, and between two parts of a response."""
 OVERLOADED = (429, 503)
-READ_RETRIES = 3
+MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Longest wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
+"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
 """Prefixes of properties that PyIceberg's client expects as nested mappings."""
 
@@ -31,21 +31,21 @@ class PatientRestCatalog(RestCatalog):
     """A REST catalog with timeouts, which checks that responses are JSON."""
 
     def __init__(self, name: str, **properties: str) -> None:
-        super().__init__(name, **nested(properties))
+        super().__init__(name, **nest_properties(properties))
 
     def _config_headers(self, session: Session) -> None:
         # PyIceberg's first step with a new session, before it requests a token.
         super()._config_headers(session)
-        _prepare(session)
+        _limit_requests(session)
 
     def _create_session(self) -> Session:
         session = super()._create_session()
-        for adapter in session.adapters.values():  # including the signing one, which PyIceberg has made meanwhile
+        for adapter in session.adapters.values():  # including the signing adapter, which PyIceberg has just created
             adapter.max_retries = _retries()  # type: ignore[attr-defined]
         return session
 
 
-def nested(properties: Mapping[str, str]) -> dict[str, Any]:
+def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the properties with `auth.*` and `ssl.*` as the nested mappings that PyIceberg expects."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
@@ -57,13 +57,13 @@ def nested(properties: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _prepare(session: Session) -> None:
+def _limit_requests(session: Session) -> None:
     send = session.send
 
     def limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
             options["timeout"] = TIMEOUT_S
-        return _checked(send(request, **options))
+        return _check_response(send(request, **options))
 
     session.send = limited  # type: ignore[method-assign]
     for scheme in ("http://", "https://"):
@@ -72,7 +72,7 @@ def _prepare(session: Session) -> None:
 
 def _retries() -> Retry:
     return Retry(
-        total=READ_RETRIES,
+        total=MAX_READ_RETRIES,
         connect=1,
         read=1,
         status_forcelist=OVERLOADED,
@@ -84,7 +84,7 @@ def _retries() -> Retry:
     )
 
 
-def _checked(response: Response) -> Response:
+def _check_response(response: Response) -> Response:
     """Return the response. Raise if it is a success, a "not found" or a conflict, and its body is not JSON.
 
     PyIceberg's own error would quote the whole page. It would also take a gateway's "not found" page for a missing
@@ -94,5 +94,5 @@ def _checked(response: Response) -> Response:
     if says_something and response.content and not response.content.lstrip().startswith((b"{", b"[")):
         kind = response.headers.get("Content-Type", "no type")
         begin = " ".join(response.text[:200].split())[:60]
-        raise NoIcebergAnswer(f"it answers {response.status_code} with {kind} instead of JSON: {begin!r}")
+        raise NoIcebergAnswer(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
     return response

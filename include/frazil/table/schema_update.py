@@ -18,7 +18,7 @@ from frazil.spec.iceberg import declaration
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
-from frazil.table.declared import DeclaredTable, declared_table, name_of
+from frazil.table.declared import DeclaredTable, declared_table, identifier_of
 from frazil.table.evolution import (
     ACCEPTED_SCHEMA,
     Addition,
@@ -27,14 +27,14 @@ from frazil.table.evolution import (
     Promotion,
     Relaxation,
     differences,
-    relaxed,
+    relax,
 )
 from frazil.table.growth import Growth, growth
-from frazil.table.renamed import renamed_fields
+from frazil.table.renamed import with_current_names
 
 logger = logging.getLogger(__name__)
 
-EVOLUTION_ATTEMPTS = 5
+MAX_EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
@@ -42,16 +42,18 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
-    for _ in range(EVOLUTION_ATTEMPTS):
+    for _ in range(MAX_EVOLUTION_ATTEMPTS):
         changes = evolutions(table, declared, stream)
         if not changes:
             return table
         try:
             _apply(table, changes)
         except CommitFailedException:
-            logger.info("the schema of %s changed while stream %s evolved it; trying again", name_of(table), stream)
+            logger.info(
+                "the schema of %s changed while stream %s evolved it; trying again", identifier_of(table), stream
+            )
         table = table.catalog.load_table(table.name())
-    raise _never_evolved(table, stream)
+    raise _evolution_failure(table, stream)
 
 
 def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
@@ -59,10 +61,10 @@ def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addit
     unsafe.
     """
     existing = table.schema()
-    wanted = _adoptable(_as_renamed(declared, table), existing)
+    wanted = _adapt(_with_current_names(declared, table), existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
     if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
-        raise SchemaIncompatible(_refusal(table, conflicts, stream))
+        raise SchemaIncompatible(_conflict_message(table, conflicts, stream))
     return [difference for difference in found if not isinstance(difference, Conflict)]
 
 
@@ -74,28 +76,27 @@ def _former_schemas(table: Table) -> list[Schema]:
     return [schema for schema in schemas if schema.schema_id >= first]
 
 
-def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
+def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
     """Return the declaration with the column names that users chose with `frazil evolve`."""
     if not (former := former_columns(table.properties)):
         return declared
-    schema = renamed_fields(declared.schema, table.schema(), former)
+    schema = with_current_names(declared.schema, table.schema(), former)
     new = {field.name for field in schema.fields} - {field.name for field in declared.schema.fields}
     relaxable = declared.relaxable and declared.relaxable | new
     return replace(declared, schema=schema, declarable=declared.declarable | new, relaxable=relaxable)
 
 
-def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema, with frazil's own columns optional where the table may be without them or has them as
-    optional.
+def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
+    """Return the declared schema; frazil's own columns are optional if they are missing or optional in the table.
 
-    frazil's own columns always have a value, but an older table may have got them later.
+    frazil's own columns always have a value in new rows, but an older table may have rows without them.
     """
-    there = {field.name: field for field in existing.fields}
+    existing_fields = {field.name: field for field in existing.fields}
 
     def adopted(field: NestedField) -> NestedField:
-        found = there.get(field.name)
+        found = existing_fields.get(field.name)
         if found is not None and field.name in declared.relaxable:
-            return relaxed(field, found)
+            return relax(field, found)
         is_required = field.name not in RESERVED if found is None else found.required
         if is_required or field.name in declared.declarable:
             return field
@@ -122,8 +123,8 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     Each is written as in a declaration: `gate: string`.
     """
     names = {column.name for column in spec.columns}
-    if former_columns(table.properties):  # otherwise no schema is made: an open page does this for hundreds of streams
-        names = {field.name for field in _as_renamed(declared_table(spec), table).schema.fields}
+    if former_columns(table.properties):  # building a schema is slow, and an open page calls this for many streams
+        names = {field.name for field in _with_current_names(declared_table(spec), table).schema.fields}
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
@@ -135,7 +136,7 @@ def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with catalog_errors(table.catalog.name):
-        for _ in range(EVOLUTION_ATTEMPTS):
+        for _ in range(MAX_EVOLUTION_ATTEMPTS):
             found = growth(
                 table.schema(),
                 _former_schemas(table),
@@ -148,23 +149,24 @@ def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
             try:
                 _apply(table, found.changes)
             except CommitFailedException:
-                logger.info("the schema of %s changed while stream %s evolved it", name_of(table), spec.name)
+                logger.info("the schema of %s changed while stream %s evolved it", identifier_of(table), spec.name)
             else:
                 return found
             table = table.catalog.load_table(table.name())
-    raise _never_evolved(table, spec.name)
+    raise _evolution_failure(table, spec.name)
 
 
-def _never_evolved(table: Table, stream: str) -> CommitUnavailable:
+def _evolution_failure(table: Table, stream: str) -> CommitUnavailable:
     return CommitUnavailable(
-        f"stream {stream}: the schema of {name_of(table)} changed at each of {EVOLUTION_ATTEMPTS} attempts to evolve it"
+        f"stream {stream}: the schema of {identifier_of(table)} changed during each of {MAX_EVOLUTION_ATTEMPTS} "
+        "attempts to evolve it"
     )
 
 
 def _apply(table: Table, changes: Sequence[Change]) -> None:
     for change in changes:
         if not isinstance(change, Relaxation):
-            refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), name_of(table))
+            refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), identifier_of(table))
     with table.update_schema() as update:
         for change in changes:
             match change:
@@ -175,10 +177,10 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
                 case Relaxation():
                     update.make_column_optional(change.path)
     for change in changes:
-        logger.info("%s: %s", name_of(table), described(change))
+        logger.info("%s: %s", identifier_of(table), describe_change(change))
 
 
-def described(change: Change) -> str:
+def describe_change(change: Change) -> str:
     """Describe a change that was made."""
     column = f"column {'.'.join(change.path)}"
     match change:
@@ -189,6 +191,6 @@ def described(change: Change) -> str:
     return f"made {column} optional"
 
 
-def _refusal(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
+def _conflict_message(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
     lines = [f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts]
-    return f"stream {stream}: the declared schema does not fit the table {name_of(table)}: " + "; ".join(lines)
+    return f"stream {stream}: the declared schema does not fit the table {identifier_of(table)}: " + "; ".join(lines)

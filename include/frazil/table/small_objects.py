@@ -22,8 +22,8 @@ def write_small_objects_at_once(catalog: Catalog) -> Catalog:
 
     def loaded(*arguments: Any, **named: Any) -> Any:
         io = load(*arguments, **named)
-        # By name: importing the class would load Arrow for catalogs that do not need it.
-        # A retry strategy of the user's own would not survive the rebuilding.
+        # The class is compared by name: importing it would load Arrow for catalogs that do not need it.
+        # A user's own retry strategy would be lost when the file system is rebuilt.
         if type(io).__name__ == "PyArrowFileIO" and "s3.retry-strategy-impl" not in io.properties:
             io._initialize_s3_fs = _delayed(io._initialize_s3_fs)  # type: ignore[attr-defined]
         return io

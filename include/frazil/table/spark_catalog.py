@@ -48,8 +48,8 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
     Raises SpecError for a catalog that Spark cannot open.
     """
-    kind = inferred_type(properties)
-    translated = _shared(properties)
+    kind = catalog_type(properties)
+    translated = _translate_keys(properties)
     if kind == "sql":
         translated |= _jdbc(name, properties["uri"])
     elif kind in {"rest", "hive"}:
@@ -68,12 +68,12 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the jar sets that Spark needs to open the catalog, as in `frazil.spark.jars`."""
-    on_postgres = inferred_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
-    on_aws = _uses_s3(properties) or inferred_type(properties) == "glue" or _is_signed(properties)
+    on_postgres = catalog_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
+    on_aws = _uses_s3(properties) or catalog_type(properties) == "glue" or _is_signed(properties)
     return ("spark", *(["postgres"] if on_postgres else []), *(["s3"] if on_aws else []))
 
 
-def inferred_type(properties: Mapping[str, str]) -> str:
+def catalog_type(properties: Mapping[str, str]) -> str:
     """Return the declared type of a catalog, or else the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
@@ -81,7 +81,7 @@ def inferred_type(properties: Mapping[str, str]) -> str:
     return properties.get("type") or inferred
 
 
-def _shared(properties: Mapping[str, str]) -> dict[str, str]:
+def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that PyIceberg and Iceberg's Java library share, under the Java library's names."""
     translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):
@@ -101,7 +101,10 @@ def _jdbc(name: str, uri: str) -> dict[str, str]:
     if url.get_backend_name() == "sqlite":
         return common | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
     if url.get_backend_name() != "postgresql":
-        raise SpecError(f"the catalog {name!r} is in {url.get_backend_name()}; Spark opens PostgreSQL and SQLite")
+        raise SpecError(
+            f"the catalog {name!r} is in {url.get_backend_name()}, which frazil cannot open from Spark: use PostgreSQL "
+            "or SQLite"
+        )
     query = f"?{urlencode(dict(url.query), doseq=True)}" if url.query else ""
     port = f":{url.port}" if url.port else ""
     jdbc = common | {"uri": f"jdbc:postgresql://{url.host}{port}/{url.database}{query}"}

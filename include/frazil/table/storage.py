@@ -25,6 +25,6 @@ def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[]
 
         return FsspecStore(location, io_properties, renew=renew)
     raise SpecError(
-        f"{location}: no storage for the scheme {scheme!r}; a table's location is a folder, file://, "
+        f"{location}: the scheme {scheme!r} is not supported; a table's location must be a folder, file://, "
         f"or one of {', '.join(sorted(OBJECT_STORES))}"
     )

@@ -15,22 +15,22 @@ from frazil.spec.addresses import OBJECT_STORES, names_store
 from frazil.table.expired import has_expired
 
 MAX_ERROR_CHARACTERS = 600
-"""Largest number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
+"""Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
 the last event.
 """
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
-_LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of the host's own disk."""
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a full disk of this host."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
-def client_failure(path: str, error: Exception) -> FrazilError | None:
+def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
     """Translate an error of fsspec's client.
 
     Returns None if the error concerns only the one object, such as a missing object.
     """
-    if meant := _of_credentials(path, error):
+    if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
@@ -38,33 +38,40 @@ def client_failure(path: str, error: Exception) -> FrazilError | None:
     return CommitUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
 
 
-def staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for a local disk's
-    error.
+def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
+    """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for another error
+    of a local disk than that it is full.
     """
-    if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
+    if urlsplit(folder).scheme not in OBJECT_STORES:
+        if error.errno not in FULL_DISK:
+            return None
+        return CommitUnavailable(
+            f"the disk of {error.filename or folder} is full: {_error_text(error)}. Make room on it; the writer is "
+            "started again, and loses nothing"
+        )
+    if error.errno in FULL_DISK:
         return None
-    # Whatever the cause, it is not a record, and a retry may succeed.
+    # The cause is never a record, and a retry may succeed.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
-    return _of_credentials(folder, error) or outage
+    return _translate_credentials_error(folder, error) or outage
 
 
-def _of_credentials(path: str, error: Exception) -> FrazilError | None:
+def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # A silent metadata service of the host looks the same.
         return CommitUnavailable(
-            f"{path}: no credentials for the object store were found: {_error_text(error)}. Configure some, unless "
-            "a host's or a role's are only missing for a moment"
+            f"{path}: credentials for the object store are missing: {_error_text(error)}. Configure credentials, "
+            "unless those of the host or role are only temporarily unavailable"
         )
     if has_expired(error):
         return CommitUnavailable(
             f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
-            "ones with the table's next load"
+            "credentials when the table is next loaded"
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
     if half or isinstance(error, PermissionError) or (names_store(error) and any(s in str(error) for s in _DENIED)):
-        return AccessDenied(f"{path}: the object store refuses our credentials: {_error_text(error)}")
+        return AccessDenied(f"{path}: the object store refuses frazil's credentials: {_error_text(error)}")
     return None
 
 

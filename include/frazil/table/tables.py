@@ -17,9 +17,9 @@ from frazil.errors import SchemaIncompatible, TableLost
 from frazil.spec.addresses import FOLDERS, path_problem
 from frazil.spec.former_columns import former_columns
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_errors, existing_catalog
-from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, name_of
-from frazil.table.lost import lost_sentence, remains_in_place
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, identifier_of
+from frazil.table.lost import explain_lost_table, find_remains
 from frazil.table.remains import STATE
 from frazil.table.schema_update import evolutions, evolve_to, refuse_unreadable
 
@@ -35,7 +35,7 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
-    _warn_of_another_layout(table, declared, spec.name)
+    _warn_of_other_layout(table, declared, spec.name)
     return table
 
 
@@ -61,8 +61,8 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
         if missing := evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
-                f"stream {spec.name}: the table {name_of(table)} does not have all declared columns yet ({columns}); "
-                f"the writer's next start adds them: `frazil restart {spec.name}`"
+                f"stream {spec.name}: the table {identifier_of(table)} does not have all declared columns yet "
+                f"({columns}); the writer's next start adds them: `frazil restart {spec.name}`"
             )
     _check_key(main, spec)
 
@@ -74,8 +74,8 @@ def _check_key(main: Table, spec: StreamSpec) -> None:
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
-            f"stream {spec.name}: key: {', '.join(spec.key)}, but the table {name_of(main)} has one row for each "
-            f"{', '.join(sorted(names))}, its identifier fields. Declare that key, or write to a new table"
+            f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "
+            f"{identifier_of(main)} are {', '.join(sorted(names))}. Declare these as the key, or write to a new table"
         )
 
 
@@ -110,10 +110,10 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
             table = catalog.load_table(declared.identifier)
         except NoSuchTableError:
             table = _create(catalog, declared)
-        return as_declared(table, declared, stream)
+        return evolve_to_declaration(table, declared, stream)
 
 
-def as_declared(table: Table, declared: DeclaredTable, stream: str) -> Table:
+def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
     """Return a loaded table, evolved to its declaration if that is safe. Raises SchemaIncompatible."""
     _check_format_version(table)
     _check_folders(table)
@@ -126,10 +126,10 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
         _ensure_namespace(catalog, tuple(parts[:depth]))
-    found = remains_in_place(catalog, declared)
+    found = find_remains(catalog, declared)
     try:
         if found is not None:
-            # It may have been created and written to since the search.
+            # The table may have been created and written to since the search.
             return catalog.load_table(declared.identifier)
         return catalog.create_table(
             declared.identifier,
@@ -144,7 +144,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     except NoSuchTableError:
         if found is None:
             raise
-        raise TableLost(lost_sentence(catalog, declared.identifier, found)) from None
+        raise TableLost(explain_lost_table(catalog, declared.identifier, found)) from None
 
 
 def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
@@ -153,7 +153,7 @@ def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
     try:
         catalog.create_namespace(namespace)
     except (NamespaceAlreadyExistsError, IntegrityError):
-        # Another process created it between our check and our insert: SqlCatalog's primary key refuses it.
+        # Another process has created the namespace since the check: SqlCatalog's primary key refuses a second one.
         return
 
 
@@ -166,7 +166,8 @@ def _check_format_version(table: Table) -> None:
             else "write to a new table"
         )
         raise SchemaIncompatible(
-            f"{name_of(table)} has Iceberg format version {version}; frazil writes version {FORMAT_VERSION}: {way_out}"
+            f"{identifier_of(table)} has Iceberg format version {version}, but frazil writes version {FORMAT_VERSION}: "
+            f"{way_out}"
         )
 
 
@@ -174,10 +175,10 @@ def _check_folders(table: Table) -> None:
     folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDERS}}
     for name, folder in folders.items():
         if problem := path_problem(folder):
-            raise SchemaIncompatible(f"{name_of(table)}: {name} {folder!r} {problem}, or write to a new table")
+            raise SchemaIncompatible(f"{identifier_of(table)}: {name} {folder!r} {problem}, or write to a new table")
 
 
-def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
+def _warn_of_other_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
     """Warn if the table's layout is not the declared one.
 
     The declared layout is for a new table. Changing the layout of an existing table is the operator's decision.
@@ -192,8 +193,8 @@ def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) 
     ):
         if wanted and wanted != found:
             logger.warning(
-                "stream %s declares the %s [%s], and %s has [%s]: the table's is used",
-                stream, word, ", ".join(wanted), name_of(table), ", ".join(found),
+                "stream %s declares the %s [%s], but table %s has [%s]: the table keeps its own",
+                stream, word, ", ".join(wanted), identifier_of(table), ", ".join(found),
             )  # fmt: skip
 
 
@@ -210,7 +211,7 @@ def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
     """Return the stream's current table, or None if it does not exist. Creates nothing, not even a catalog."""
-    catalog = existing_catalog(spec.table.catalog)
+    catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:
             return catalog.load_table(spec.table.identifier)

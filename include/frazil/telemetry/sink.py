@@ -89,14 +89,14 @@ class StreamMetrics:
                 add(m.FUTURE, of, rows)
             case RecordsSkipped():
                 add(m.SKIPS, of)
-            case NoticeGiven():
+            case NoticeGiven(replaces=""):
                 add(m.NOTICES, of)
 
     def _batch(self, at_ms: int, batch: BatchCommitted) -> None:
         add, of = self._meters.add, self._labels
         self._meters.set(m.LAST_COMMIT, of, at_ms / 1000)
         self._watermark(batch.marker.watermark_us)
-        if not (batch.records or batch.rejected):  # an empty commit
+        if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return
         add(m.BATCHES, of)
         add(m.RECORDS, of, batch.records)

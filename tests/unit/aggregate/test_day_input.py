@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from frazil.aggregate.day_input import DayInput, choose_input, day_signals, given_input, held, is_complete
+from frazil.aggregate.day_input import DayInput, choose_input, day_signals, held_windows, is_complete, reuse_input
 from frazil.aggregate.spec import AggregationSpec
 from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
@@ -119,7 +119,7 @@ def test_a_snapshot_that_was_rolled_back_is_not_read(catalog: Catalog, table: Ta
     table.manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
     assert choose(catalog, signals).snapshot_id == first
     for given in (first, last):
-        assert given_input(catalog, SPEC, DAY, snapshot_id=given, revisions="1") == DayInput(first, 1, "1")
+        assert reuse_input(catalog, SPEC, DAY, snapshot_id=given, revisions="1") == DayInput(first, 1, "1")
 
 
 def test_a_chosen_snapshot_that_expires_before_it_is_read_is_replaced_while_the_signals_say_the_same(
@@ -128,20 +128,20 @@ def test_a_chosen_snapshot_that_expires_before_it_is_read_is_replaced_while_the_
     chosen = choose(catalog, day_of(HOURS[:22]))
     append(table)
     append(table)
-    assert given_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="none") == chosen
+    assert reuse_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="none") == chosen
     table.maintenance.expire_snapshots().by_id(chosen.snapshot_id).commit()
-    again = given_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="none")
+    again = reuse_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="none")
     current = table.refresh().current_snapshot()
     assert current is not None
     assert again == DayInput(current.snapshot_id, 3, "none")
-    with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
-        given_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="1")
+    with pytest.raises(SpecError, match="the signals of 2013-12-30 have changed"):
+        reuse_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="1")
 
 
 def test_a_chosen_snapshot_is_not_replaced_while_a_gate_holds_the_day(catalog: Catalog, table: Table) -> None:
     choose(catalog, (signal(HOURS[0], at=table, state=SignalState.HELD),))
-    with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
-        given_input(catalog, SPEC, DAY, snapshot_id=4711, revisions="none")
+    with pytest.raises(SpecError, match="the signals of 2013-12-30 have changed"):
+        reuse_input(catalog, SPEC, DAY, snapshot_id=4711, revisions="none")
 
 
 def test_a_source_without_a_table_or_a_snapshot_is_named(catalog: Catalog) -> None:
@@ -160,5 +160,5 @@ def test_a_day_is_complete_when_windows_that_no_gate_holds_cover_it() -> None:
     assert not is_complete(DAY, day_of([*HOURS[:5], *HOURS[6:]]))
     one_is_held = (*day_of(HOURS[1:]), signal(HOURS[0], state=SignalState.HELD))
     assert not is_complete(DAY, one_is_held)
-    assert held(one_is_held) == [HOURS[0]]
+    assert held_windows(one_is_held) == [HOURS[0]]
     assert is_complete(DAY, (*day_of(HOURS[1:]), signal(HOURS[0], state=SignalState.RELEASED)))

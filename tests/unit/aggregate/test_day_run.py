@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from frazil.aggregate.day_input import DayInput, lineage
+from frazil.aggregate.day_input import DayInput, input_summary
 from frazil.aggregate.day_run import DayRun
 from frazil.lineage.facts import RunFacts, State
 from frazil.lineage.jobs import openlineage_jobs
@@ -62,9 +62,9 @@ def test_a_day_that_was_written_is_reported_with_the_snapshot_that_it_was_read_f
 ) -> None:
     backend, read = Backend(), given(source)
     source.append(ROWS)
-    with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
+    with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).report(jobs):
         target = catalog.create_table(SPEC.target, ROWS.schema)
-        target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, read))
+        target.append(ROWS, snapshot_properties=input_summary(SPEC, DAY, read))
         written = target.current_snapshot()
         target.append(ROWS)
     (_, before), (state, after) = backend.events
@@ -83,8 +83,8 @@ def test_a_day_that_was_written_is_reported_with_the_snapshot_that_it_was_read_f
 def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: Table) -> None:
     backend, read = Backend(), given(source)
     target = catalog.create_table(SPEC.target, ROWS.schema)
-    target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, replace(read, snapshot_id=77)))
-    with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
+    target.append(ROWS, snapshot_properties=input_summary(SPEC, DAY, replace(read, snapshot_id=77)))
+    with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).report(jobs):
         pass
     state, after = backend.events[-1]
     assert (state, after.totals) == (State.COMPLETE, None)
@@ -95,7 +95,7 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
     with (
         pytest.raises(ValueError, match="no such column"),
         openlineage_jobs(ON, connect=backend.connect) as jobs,
-        run.reported(jobs),
+        run.report(jobs),
     ):
         raise ValueError("no such column")
     assert [(state, reported.error) for state, reported in backend.events] == [
@@ -107,7 +107,7 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
 def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_reported() -> None:
     backend = Backend()
     run = DayRun(object(), SPEC, DAY, DayInput(1, 1, "1"))  # type: ignore[arg-type]
-    with openlineage_jobs(ON, connect=backend.connect) as jobs, run.reported(jobs):
+    with openlineage_jobs(ON, connect=backend.connect) as jobs, run.report(jobs):
         pass
     assert [(state, reported.inputs, reported.output) for state, reported in backend.events] == [
         (State.START, (), None),
@@ -116,5 +116,5 @@ def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_repor
 
 
 def test_without_a_backend_the_catalog_is_not_asked() -> None:
-    with DayRun(object(), SPEC, DAY, DayInput(1, 1, "1")).reported(None):  # type: ignore[arg-type]
+    with DayRun(object(), SPEC, DAY, DayInput(1, 1, "1")).report(None):  # type: ignore[arg-type]
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from frazil.aggregate.due import Aggregated, WaitingDay, decide_waiting, is_shown, late
+from frazil.aggregate.due import AggregatedDays, WaitingDay, decide_waiting, is_aggregated, late_days
 from frazil.aggregate.spec import AggregationSpec
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
@@ -35,33 +35,37 @@ def signals(grain: Grain = Grain.HOUR) -> list[Signal]:
 def test_a_day_waits_from_its_last_signal_until_the_target_has_it_at_these_revisions(grain: Grain) -> None:
     hours = signals(grain)
     last = hours[-1]
-    (found,) = decide_waiting(hours, Aggregated({}))
+    (found,) = decide_waiting(hours, AggregatedDays({}))
     assert found == WaitingDay(DAY, "1", last.signalled_at_ms)
-    assert decide_waiting(hours, Aggregated({DAY: ("1", 10)})) == ()
-    assert decide_waiting(hours, Aggregated({DAY: ("none", last.sequence_number)})) == (), "a run by hand read as much"
-    assert decide_waiting(hours, Aggregated({DAY: ("none", last.sequence_number - 1)})) == (found,), "a run came early"
+    assert decide_waiting(hours, AggregatedDays({DAY: ("1", 10)})) == ()
+    assert decide_waiting(hours, AggregatedDays({DAY: ("none", last.sequence_number)})) == (), (
+        "a run by hand read as much"
+    )
+    assert decide_waiting(hours, AggregatedDays({DAY: ("none", last.sequence_number - 1)})) == (found,), (
+        "a run came early"
+    )
     reopened = dataclasses.replace(hours[0], revision=2, sequence_number=99, signalled_at_ms=999)
-    (again,) = decide_waiting([reopened, *hours[1:]], Aggregated({DAY: ("1", 33)}))
+    (again,) = decide_waiting([reopened, *hours[1:]], AggregatedDays({DAY: ("1", 33)}))
     assert (again.since_ms, again.revisions) == (999, f'{{"{reopened.partition}":2}}')
 
 
 def test_an_open_or_held_day_does_not_wait() -> None:
     hours = signals()
     held = [*hours[:-1], dataclasses.replace(hours[-1], state=SignalState.HELD)]
-    assert decide_waiting(hours[:-1], Aggregated({})) == decide_waiting(held, Aggregated({})) == ()
-    assert decide_waiting([], Aggregated({})) == ()
+    assert decide_waiting(hours[:-1], AggregatedDays({})) == decide_waiting(held, AggregatedDays({})) == ()
+    assert decide_waiting([], AggregatedDays({})) == ()
 
 
 def test_a_target_whose_history_was_expired_says_nothing_of_older_days() -> None:
     hours = signals()
-    assert decide_waiting(hours, Aggregated({}, oldest_ms=hours[-1].signalled_at_ms + 1)) == ()
-    assert len(decide_waiting(hours, Aggregated({}, oldest_ms=hours[-1].signalled_at_ms))) == 1
+    assert decide_waiting(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms + 1)) == ()
+    assert len(decide_waiting(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms))) == 1
 
 
 def test_a_day_is_late_after_the_time_that_is_declared() -> None:
     day = WaitingDay(DAY, "1", 1_000)
-    assert late([day], within=timedelta(seconds=1), now_ms=2_000) == ()
-    assert late([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
+    assert late_days([day], within=timedelta(seconds=1), now_ms=2_000) == ()
+    assert late_days([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
 
 
 def test_what_the_source_took_back_is_not_aggregated(frazil_home: Path) -> None:  # noqa: ARG001
@@ -80,10 +84,10 @@ def test_what_the_source_took_back_is_not_aggregated(frazil_home: Path) -> None:
     said = {"frazil.aggregation": "a", "frazil.day": str(DAY), "frazil.input-revisions": "1"}
     appended("shop.t", **said, **{"frazil.input-snapshot-id": str(second), "frazil.input-sequence-number": "2"})
     hours = [dataclasses.replace(s, sequence_number=2) for s in signals()]
-    assert is_shown(catalog, spec, DAY, hours)
+    assert is_aggregated(catalog, spec, DAY, hours)
     source = catalog.load_table("shop.s")
     source.manage_snapshots().set_current_snapshot(first).commit()
-    assert not is_shown(catalog, spec, DAY, hours), "it was rolled back"
+    assert not is_aggregated(catalog, spec, DAY, hours), "it was rolled back"
     catalog.drop_table("shop.s")
     appended("shop.s")
-    assert not is_shown(catalog, spec, DAY, hours), "it was made again"
+    assert not is_aggregated(catalog, spec, DAY, hours), "it was made again"

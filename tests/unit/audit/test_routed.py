@@ -11,13 +11,14 @@ from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
 from frazil.audit.declared import audit
-from frazil.audit.evidence import Evidence
+from frazil.audit.evidence import Evidence, InKafka
 from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.routed import Replays, RoutedRows, compare_tables
+from frazil.audit.routed import Replays, RoutedRows, compare_places, count_tables
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.period import Period
-from frazil.offsets.tally import OffsetTally
+from frazil.offsets.spans import offset_bitmap
+from frazil.offsets.tally import OffsetTally, merge_tallies
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -80,7 +81,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     home, other = catalog.load_table("shop.other"), catalog.load_table("shop.raw_a")
     home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
     found = audited(made)
-    assert said(found)["shop-0"] == "1 row too many in the route, at offsets 3"
+    assert said(found)["shop-0"] == "1 row too many in the route, at offset 3"
     assert said(found)["shop.other"] == "it has 3 rows, and commit records count 2 for it"
 
 
@@ -202,11 +203,7 @@ SHOP = ("shop", 0)
 
 def counted(claimed: Claims, routed: list[RoutedRows], replays: Replays, home_rows: int) -> list[tuple[Any, ...]]:
     """What is found of a home with that many rows, from offset 0 on, and of tables of a route."""
-    home = {SHOP: OffsetTally(range(home_rows))}
-    evidence = Evidence(
-        "shop", 0, 100, "id-1", claimed.ranges[SHOP], rows=home[SHOP], dead_letters=OffsetTally(), kafka=None
-    )
-    found = compare_tables([evidence], ("shop.other", home), routed, claimed, replays)
+    found = count_tables(("shop.other", {SHOP: OffsetTally(range(home_rows))}), routed, claimed, replays)
     return [(finding.kind, finding.where, finding.count) for finding in found]
 
 
@@ -224,7 +221,22 @@ def test_a_renamed_table_of_which_no_batch_had_rows_is_empty() -> None:
     assert counted(claimed, [renamed], Replays(), home_rows=3) == []
 
 
-def test_what_was_committed_twice_is_counted_for_no_table_and_the_default_table_says_so() -> None:
-    twice = CommittedRange(0, 3, 3, 0, "id-1")
-    claimed = Claims({SHOP: (twice, twice)}, records=6, routed={"shop.orders": 2})
-    assert counted(claimed, [], Replays(), home_rows=3) == [(FindingKind.NOT_COMPARED, "shop.other", 2)]
+def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_coordinates() -> None:
+    """Those of a former topic of the name may have the same offsets."""
+    home, orders = {SHOP: OffsetTally(range(3))}, {SHOP: OffsetTally([3, 4])}
+    placed = {"main": {SHOP: OffsetTally([0, 1])}, "shop.orders": {SHOP: OffsetTally([2, 3, 4])}}
+    current, former = CommittedRange(0, 5, 5, 0, "id-1"), CommittedRange(2, 3, 1, 0, "id-0")
+    found = []
+    for ranges in ((current,), (current, former)):
+        rows = merge_tallies([home, orders])[SHOP]
+        evidence = Evidence("shop", 0, 5, "id-1", ranges, rows, OffsetTally(), InKafka(0, offset_bitmap(0, 5)))
+        routed = [RoutedRows("shop.orders", orders)]
+        found.append([*compare_places([evidence], ("shop.other", home), routed, placed)])
+    assert [(f.kind, f.where, f.count, f.sentence) for of in found for f in of] == [
+        (
+            FindingKind.MISCOUNTED,
+            "shop.other",
+            1,
+            "it has 1 row that the route, as declared now, has for table shop.orders: shop-0 at offset 2",
+        )
+    ]

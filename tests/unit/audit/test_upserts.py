@@ -14,11 +14,16 @@ from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
+from frazil.audit.sinks import Sinks
 from frazil.audit.upserts import _differences, _of_keys, _read_again
+from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import Counts
+from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
 from tests.unit.ingest.test_changes import ORDERS
+
+U0 = ("u", 0)
 
 
 @pytest.mark.parametrize("order_by", ["at", None])
@@ -26,8 +31,9 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
     inserted, deleted = _of_keys(Counts(inserted=1, deleted=3), keys, spec, "orders")
-    assert (
-        inserted.sentence == "1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete"
+    again = "`frazil reset s --to earliest`, then a run, merges Kafka's records again"
+    assert inserted.sentence == (
+        f"1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete. {again}"
     )
     assert deleted.kind is FindingKind.UNCLAIMED
     assert deleted.keys == keys.deleted
@@ -63,27 +69,48 @@ def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch
     former = CommittedRange(0, 80, 80, 0, "id-0", leader_epoch=1)
     (found,) = compared(monkeypatch, former, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=2))
     assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 80)
-    assert found.sentence.startswith("80 offsets are of a topic that had this name before")
+    assert found.sentence.startswith("80 offsets are of a former topic of this name")
+
+
+def test_a_deleted_topic_hides_no_log_of_another_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = SourceIdentity("c1", {"t": "id-1", "u": "id-2"})
+    ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),), U0: (CommittedRange(5, 9, 4, 0, "id-2"),)}
+    absent, cut = compared_ranges(monkeypatch, ranges, source=known, leader_epochs={T0: 1})
+    assert (absent.kind, absent.where, absent.count) == (FindingKind.NOT_COMPARED, "u", 4)
+    assert (cut.kind, cut.where) == (FindingKind.LOG_CUT, "t-0")
 
 
 def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_to_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 90))
-    *_, found = compared(monkeypatch, CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2))
+    (found,) = compared(monkeypatch, CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2))
     assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 50)
-    assert found.sentence == "Kafka has deleted 50 records of them: nothing is known about these"
+    assert found.sentence == "50 committed records are gone from Kafka and were not compared"
+
+
+def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skipped gap was never committed."""
+    monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 40))
+    ranges = (CommittedRange(10, 20, 8, 0, "id-1", leader_epoch=2), CommittedRange(30, 60, 30, 0, "id-1"))
+    (found,) = compared(monkeypatch, *ranges)
+    assert found.sentence == "18 committed records are gone from Kafka and were not compared"
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
+    return compared_ranges(monkeypatch, {T0: ranges}, source=IDENTITY, leader_epochs={T0: ranges[-1].leader_epoch})
+
+
+def compared_ranges(
+    monkeypatch: pytest.MonkeyPatch, ranges: dict[TopicPartition, tuple[CommittedRange, ...]], **known: Any
+) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
-    epoch = ranges[-1].leader_epoch
-    at = {"offsets": {T0: 60}, "leader_epochs": {T0: epoch}, "rewritten": {}, "routed": None}
-    marker: Any = SimpleNamespace(source=IDENTITY, **at)
-    spec: Any = SimpleNamespace(name="orders", route=None)
+    monkeypatch.setattr(Sinks, "of", lambda *_: Sinks({}, {}))
+    marker: Any = SimpleNamespace(offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, routed=None, **known)
+    spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
-    return [*upserts._compared(spec, tables, tables, marker, Claims({T0: ranges}))]
+    return [*upserts._compared(spec, tables, tables, marker, Claims(ranges))]
 
 
 class Staged(Exception):

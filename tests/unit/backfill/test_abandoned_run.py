@@ -13,7 +13,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.journal import Journal
 from frazil.errors import BackfillAbandoned, FrazilError, StaleBatch
-from frazil.offsets.spans import between
+from frazil.offsets.spans import offset_bitmap
 from tests.unit.backfill.test_commit import chunk, stage
 
 
@@ -55,7 +55,7 @@ def test_where_the_files_that_it_compares_are_gone(live: Any, monkeypatch: pytes
 
 
 def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = BackfillPlan({("events", 0): between(0, 5)}, 5, None)  # type: ignore[arg-type]
+    plan: Any = BackfillPlan({("events", 0): offset_bitmap(0, 5)}, 5, None)  # type: ignore[arg-type]
 
     def staged(_: Backfill, __: Any, committer: BackfillCommitter, *___: Any) -> tuple[Journal, list[Any]]:
         journal = chunk(live, committer, {0: (0, 5)}, set())

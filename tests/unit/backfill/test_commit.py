@@ -14,14 +14,14 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_marker import (
-    RUNS_KEPT,
+    MAX_RUNS,
     BackfillMarker,
     BackfillState,
     branch_name,
     property_name,
     read_backfill,
 )
-from frazil.commit.backfill_records import Record, published
+from frazil.commit.backfill_records import BackfillRecord, published_records
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
@@ -63,12 +63,12 @@ def chunk(
 def stage(world: Any, committer: BackfillCommitter) -> None:
     committer.commit(chunk(world, committer, {0: (0, 5)}, {(0, 3)}), planned=2)
     committer.commit(chunk(world, committer, {0: (5, 10), 1: (0, 2)}, set()), planned=2)
-    committer.staged()
+    committer.mark_staged()
 
 
 def publish(world: Any, committer: BackfillCommitter, late: Mapping[int, int] | None = None) -> BackfillMarker:
     head = head_of(world.load().metadata)
-    return committer.publish(Record(committer.backfill, late or {0: 11}), audited_at=head.snapshot_id)
+    return committer.publish(BackfillRecord(committer.backfill, late or {0: 11}), audited_at=head.snapshot_id)
 
 
 LIVE = [(p, o) for p in (0, 1) for o in range(100, 110)]
@@ -78,7 +78,7 @@ BACKFILLED = [*((0, o) for o in range(10) if o != 3), (1, 0), (1, 1)]
 def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
     assert world.rows() == sorted([*BACKFILLED, *live])
     assert world.dead_letters() == [(0, 3)]
-    assert [r.backfill.state for r in published(world.tables.journals, world.load().metadata, "events")] == [
+    assert [r.backfill.state for r in published_records(world.tables.journals, world.load().metadata, "events")] == [
         BackfillState.STAGED
     ]
     for table in (world.load(), world.load_dead_letters()):
@@ -151,7 +151,7 @@ def test_expiry_may_run_while_a_backfill_is_audited(live: Any) -> None:
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).expire
     live.tables.main.refresh()
-    committer.publish(Record(committer.backfill, {}), audited_at=audited.snapshot_id)
+    committer.publish(BackfillRecord(committer.backfill, {}), audited_at=audited.snapshot_id)
     assert live.rows() == sorted([*BACKFILLED, *LIVE, (0, 110), (0, 111)])
 
 
@@ -164,7 +164,7 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).kept.keys() == {there.snapshot_id}
     hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
-    found = published(live.tables.journals, live.load().metadata, "events", window=hour)
+    found = published_records(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.backfill.id for record in found] == [committer.backfill.id]
 
 
@@ -233,7 +233,7 @@ def test_an_older_run_is_fenced_and_what_it_journals_late_is_never_committed(liv
     newer = BackfillCommitter.begin(live.tables, REQUEST)
     assert newer.backfill.id == older.backfill.id
     late = chunk(live, older, {0: (0, 5)}, {(0, 3)})
-    with pytest.raises(Fenced, match="was replaced"):
+    with pytest.raises(Fenced, match="took over"):
         older.commit(late, planned=1)
     stage(live, newer)
     publish(live, BackfillCommitter.begin(live.tables, REQUEST) if again else newer)
@@ -256,7 +256,7 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
         assert live.manifests(table) == live.used_manifests(table)
     assert live.tables.store.list_files(f"{live.tables.state}/backfills") == []
     with pytest.raises(Fenced, match="abandoned"):
-        committer.staged()
+        committer.mark_staged()
     assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
 
 
@@ -267,12 +267,14 @@ def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_d
     assert again.backfill.id == committer.backfill.id, "a run goes on with what another one left"
     abandon(live.tables, again.backfill, by="ada")
     with pytest.raises(BackfillAbandoned, match="ada abandoned backfill"):
-        again.staged()
+        again.mark_staged()
     for request in (first, second):
-        with pytest.raises(BackfillAbandoned, match=f"what run {request.run} had begun on stream 'events'"):
+        with pytest.raises(
+            BackfillAbandoned, match=f"the backfill that run {request.run} had begun on stream 'events'"
+        ):
             BackfillCommitter.begin(live.tables, request)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
-        BackfillCommitter.begin(live.tables, REQUEST, going_on=again.backfill.id)
+        BackfillCommitter.begin(live.tables, REQUEST, continuing_id=again.backfill.id)
     new = BackfillCommitter.begin(live.tables, first.model_copy(update={"run": "dag/third"}))
     stage(live, new)
     publish(live, new)
@@ -295,7 +297,7 @@ def test_a_run_that_an_earlier_version_did_not_name_begins_again_once_after_it_w
     again = BackfillCommitter.begin(live.tables, request).backfill
     assert again.id != begun.id
     abandon(live.tables, again, by="ada")
-    with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
+    with pytest.raises(BackfillAbandoned, match="the backfill that run dag/first had begun"):
         BackfillCommitter.begin(live.tables, request)
 
 
@@ -325,17 +327,19 @@ def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) ->
     stage(live, committer)
     publish(live, committer)
     following = BackfillCommitter.begin(live.tables, REQUEST).backfill
-    with pytest.raises(FrazilError, match=f"{committer.backfill.id} .* had ended, and its last one is {following.id}"):
+    with pytest.raises(
+        FrazilError, match=f"{committer.backfill.id} .* had already ended. The stream's last backfill is {following.id}"
+    ):
         abandon(live.tables, committer.backfill, by="ada")
     assert read_backfill(live.load().properties, "events") == following
 
 
 def test_a_backfill_names_the_last_runs(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).backfill
-    others = [f"dag/{number}" for number in range(RUNS_KEPT)]
+    others = [f"dag/{number}" for number in range(MAX_RUNS)]
     for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
         committer = committer.owned_by(committer.epoch + 1, run)
-    assert committer.runs == ("dag/0", *others[1:], "dag/first")[-RUNS_KEPT:]
+    assert committer.runs == ("dag/0", *others[1:], "dag/first")[-MAX_RUNS:]
     before = dataclasses.replace(committer, abandoned_runs=("dag/first", "dag/older"))
     assert before.abandoned("ada").abandoned_runs == committer.runs
 
@@ -346,15 +350,17 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     audited = head_of(live.load().metadata).snapshot_id
     back = {("events", 0): 0, ("events", 1): 0}
     reset(live.tables, target=back, source=live.source, seen=before_reset(live.tables))
-    record = Record(committer.backfill, {})
-    with pytest.raises(StaleBatch, match="was moved"):
+    record = BackfillRecord(committer.backfill, {})
+    with pytest.raises(StaleBatch, match="was reset"):
         committer.publish(record, audited_at=audited)
-    with pytest.raises(StaleBatch, match="went back behind"):
+    with pytest.raises(StaleBatch, match="was moved back to before"):
         committer.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
     live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
-    with pytest.raises(StaleBatch, match="was moved"):
+    with pytest.raises(StaleBatch, match="was reset"):
         committer.publish(record, audited_at=audited)
-    assert list(published(live.tables.journals, live.load().metadata, "events")) == [], "an intention is no claim"
+    assert list(published_records(live.tables.journals, live.load().metadata, "events")) == [], (
+        "an intention is no claim"
+    )
 
 
 def give_up_the_schema(live: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
+from tests.made_batches import MadeStream
 
 STREAM = """
 name: made
@@ -167,7 +169,7 @@ def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decod
     new = {**row, "kafka_offset": 7, "error_class": "Omitted", "value": OMITTED, "headers": None}
     dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
     said = call(streams, "replay", "made", "--dry-run")
-    assert "1 dead letter of stream made cannot be decoded again: nothing of the record was kept" in said
+    assert "1 dead letter of stream made cannot be replayed: the record itself was not stored" in said
     assert "3 dead letters of stream made would be decoded again" in said
     said = call(streams, "replay", "made", "--reason", "Omitted")
     assert said.endswith("Stream made: nothing to replay, for all dead letters that match are left out.\n")
@@ -184,10 +186,10 @@ def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_wri
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
     said = call(streams, "replay", "made", "--dry-run")
-    left = "2 dead letters of stream made are left to the writer, which has yet to read their records again.\n"
+    left = "2 dead letters of stream made are left out: the stream's writer will read their records again.\n"
     assert said.startswith(f"{left}1 dead letter of stream made would be decoded again.")
     ahead = ("replay", "made", "--reason", "WrongType")
-    one_left = "1 dead letter of stream made is left to the writer, which has yet to read its record again.\n"
+    one_left = "1 dead letter of stream made is left out: the stream's writer will read its record again.\n"
     none = "Stream made: nothing to replay, for all dead letters that match are left out.\n"
     assert call(streams, *ahead) == one_left + none
     assert '"left-out": {\n    "to-be-read": 1\n  }' in call(streams, *ahead, "--dry-run", "--json")
@@ -197,7 +199,24 @@ def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) 
     (streams / "made.yaml").write_text(STREAM + "coordinates: false\n")
     done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
     assert isinstance(done.exception, SpecError)
-    assert "keeps no Kafka coordinates" in str(done.exception)
+    assert "does not store Kafka coordinates" in str(done.exception)
+
+
+def test_dead_letters_of_a_former_topic_are_named_where_they_are_listed(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
+    folder = tmp_path / "declared"
+    folder.mkdir()
+    (folder / "made.yaml").write_text(STREAM)
+    made = MadeStream(load_stream(folder / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
+    made.land({0: (0, 4)}, rejected={0: [1]})
+    assert "In a replay" not in call(folder, "list", "made")
+    made.topic_id = "topic-2"
+    made.reset({0: 0})
+    said = "In a replay, 1 dead letter of stream made is left out: the topic has been recreated"
+    assert said in call(folder, "list", "made")
+    call(folder, "replay", "made", "--yes")
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

@@ -36,6 +36,10 @@ def call(folder: Path, *arguments: str) -> Result:
     return CliRunner().invoke(frazil, ["health", *arguments, "--streams", str(folder)])
 
 
+def test_a_stream_is_answered_with_its_table(made: MadeStream, tmp_path: Path) -> None:
+    assert str(call(tmp_path, made.spec.name).exception) == "made is a stream; its table is demo.made"
+
+
 def tables(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     done = call(folder, "--json", *arguments)
     assert done.exit_code == 0, done.output

@@ -10,15 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
+from frazil.commit.former_table import lost_or_replaced
+from frazil.doctor.streams import connections
 from frazil.errors import TableLost
 from frazil.home import run_folder
 from frazil.host.json_file import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.table.catalogs import load_catalog
+from frazil.table.tables import load_stream_table
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
-SAID = "the table demo.made is not in the catalog 'default', and its location"
+SAID = "the table demo.made is not in the catalog 'default', but its location"
+SAID_OF_ANOTHER = "table demo.made is another table than the one that the stream wrote, up to epoch 1"
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def made(tmp_path: Path, frazil_home: Path) -> MadeStream:  # noqa: ARG001
 
 def call(folder: Path, *arguments: str) -> str:
     done = CliRunner().invoke(frazil, [*arguments, "--streams", str(folder)])
-    is_lost = arguments[0] == "health" and SAID in done.stdout
+    is_lost = arguments[0] == "health" and (SAID in done.stdout or SAID_OF_ANOTHER in done.stdout)
     assert done.exit_code == (TableLost.exit_code if is_lost else 0), (done.output, done.exception)
     return done.stdout
 
@@ -106,3 +110,73 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     assert "a writer of this host committed to the table demo.made" in said
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
+
+
+def replace(location: Path | None, *rows: object) -> str:
+    """Drop the table as another engine does, and create it again; returns the folder of the first."""
+    catalog = load_catalog(None)
+    first = catalog.load_table("demo.made")
+    catalog.drop_table("demo.made")
+    again = catalog.create_table("demo.made", first.schema(), location=location and f"file://{location}")
+    if rows:
+        again.append(first.scan().to_arrow())
+    return first.location()
+
+
+@pytest.mark.parametrize("rows", [(), ("some",)])
+def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_again(
+    made: MadeStream, tmp_path: Path, rows: tuple[str, ...]
+) -> None:
+    first = replace(tmp_path / "elsewhere", *rows)
+    (said,) = (p for p in problems(tmp_path) if "Kafka" not in p)
+    assert said.startswith(f"TableLost: {SAID_OF_ANOTHER}")
+    command = said.partition("frazil register ")[2].partition("`")[0]
+    assert command.startswith(f"demo.made {first}/metadata/")
+    assert "`frazil forget made` to begin again" in said
+    assert "table" in beyond(tmp_path)
+    assert "another table" in call(tmp_path, "status", "made")
+    for words in (("health",), ("health", "demo.made")):
+        assert call(tmp_path, *words).count(SAID_OF_ANOTHER) == 1, words
+    assert any(SAID_OF_ANOTHER in finding.said for finding in connections({tmp_path: made.spec}))
+    for line in (["audit", "made"], ["adopt", "made", "--yes"], ["reset", "made", "--to", "earliest", "--yes"]):
+        assert SAID_OF_ANOTHER in refused(tmp_path, *line), line
+    load_catalog(None).drop_table("demo.made")
+    CliRunner().invoke(frazil, ["register", *command.split()], catch_exceptions=False)
+    assert not [p for p in problems(tmp_path) if "Kafka" not in p]
+    assert "is clean" in call(tmp_path, "audit", "made")
+
+
+def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(made: MadeStream, tmp_path: Path) -> None:
+    replace(tmp_path / "elsewhere")
+    call(tmp_path, "forget", "made", "--yes")
+    assert not [p for p in problems(tmp_path) if "TableLost" in p]
+    assert lost_or_replaced(made.spec, load_stream_table(made.spec)) is None
+
+
+def test_a_dropped_table_whose_dead_letters_know_the_stream_is_not_one_that_never_began(
+    made: MadeStream, tmp_path: Path
+) -> None:
+    location = made.tables.main.refresh().location()
+    load_catalog(None).drop_table("demo.made")
+    shutil.rmtree(location.removeprefix("file://"))
+    assert any("demo.made_dead_letters still has the stream's epoch 1" in p for p in problems(tmp_path))
+    assert "is not in the catalog" in refused(tmp_path, "audit", "made")
+    call(tmp_path, "forget", "made", "--yes")
+    assert not [p for p in problems(tmp_path) if "TableLost" in p]
+    assert lost_or_replaced(made.spec, None) is None
+
+
+def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_letters(made: MadeStream) -> None:
+    table = made.spec.table.model_copy(update={"identifier": "demo.others"})
+    letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters"})
+    moved = made.spec.model_copy(update={"table": table, "dead_letters": letters})
+    assert lost_or_replaced(moved, None) is None
+
+
+def test_a_renamed_table_whose_name_another_has_now_is_named(made: MadeStream) -> None:
+    catalog = load_catalog(None)
+    first = catalog.load_table("demo.made")
+    catalog.rename_table("demo.made", "demo.kept")
+    catalog.create_table("demo.made", first.schema(), location=f"{first.location()}-2")
+    lost = lost_or_replaced(made.spec, load_stream_table(made.spec))
+    assert "rename demo.kept back to demo.made" in str(lost)

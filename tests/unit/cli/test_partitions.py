@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.errors import FrazilError, SpecError
-from frazil.signals.completion import Gate, assess, signal
+from frazil.signals.completion import GateOutcome, assess, signal_windows
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -43,8 +43,8 @@ def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
 def signal_all(made: MadeStream, held: str | None = None) -> None:
     seen = assess(load_catalog(None), [made.spec])
     assert seen is not None
-    gate_results = {w: Gate(passed=w.key != held, note="a rule is broken") for w in seen.decision.complete}
-    signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
+    gate_results = {w: GateOutcome(passed=w.key != held, note="a rule is broken") for w in seen.decision.complete}
+    signal_windows(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
 
 
 def call(tmp_path: Path, *arguments: str) -> Any:
@@ -83,7 +83,7 @@ def test_a_day_is_sent_again_hour_by_hour(made: MadeStream, tmp_path: Path) -> N
     said = found(tmp_path, "--send-again", "2013-12-30")
     assert [s["number"] for s in said["signals"]] == list(range(25, 49))
     assert {(s["revision"], s["note"].split(" by ")[0]) for s in said["signals"]} == {(1, "sent again")}
-    with pytest.raises(SpecError, match=r"2013-12-31T00, .* of demo.made was not signalled yet"):
+    with pytest.raises(SpecError, match=r"2013-12-31T00, .* of demo.made again, because it was not signalled yet"):
         call(tmp_path, "demo.made", "--send-again", "2013-12-31")
     refused = call(tmp_path, "demo.made", "--send-again", "2013-12-30T05")
     assert (refused.exit_code, "give 2013-12-30" in refused.output) == (2, True)

@@ -16,7 +16,7 @@ from frazil.backfill.request import parse_request
 from frazil.cli.output import ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.reset import Available, BeforeReset, moves
+from frazil.commit.reset import Available, BeforeReset, list_moves
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.infer.observed import observe
 from frazil.kafka.identity import SourceIdentity
@@ -36,7 +36,7 @@ def target(to: str, seen: BeforeReset = SEEN, **more: Any) -> dict[tuple[str, in
 
 
 def said(to: str, seen: BeforeReset = SEEN) -> str:
-    plan = moves(target(to, seen), held=seen.held, available=NOW)
+    plan = list_moves(target(to, seen), held=seen.held, available=NOW)
     return " ".join(consequences(plan, seen=seen, now=NOW))
 
 
@@ -72,7 +72,7 @@ def test_positions_that_rest_on_something_unknown_are_refused():
 def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
     assert target_of(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
-    plan = moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
+    plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
     text = " ".join(consequences(plan, seen=SEEN, now=cut))
     assert "Kafka's log of t-1 was cut at offset 25" in text
     assert "other records than the 15 offsets that the table holds" in text

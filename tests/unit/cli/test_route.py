@@ -27,7 +27,7 @@ from frazil.cli import options as asking
 from frazil.cli.main import frazil
 from frazil.cli.output import lines_of
 from frazil.commit import marker_change
-from frazil.commit.followers import COMING_MS, Followers
+from frazil.commit.followers import COMMIT_GRACE_MS, Followers
 from frazil.commit.marker import property_name
 from frazil.commit.members import forget_member, member_names
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
@@ -119,22 +119,22 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
 ) -> None:
     """Home has its last batch, and the tables have not."""
     last = made.batch({"shop.orders": 4})
-    monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS - 1)
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMMIT_GRACE_MS - 1)
     found = reported(tmp_path, "route", "shop")
     assert ([coming["rows"] for coming in found["coming"]], found["behind"]) == ([4], [])
     assert call(tmp_path, "route", "shop").stdout.startswith(
         "shop.orders is missing 4 rows of the default table's last batch, of "
     )
     assert not [said for said in reported(tmp_path, "status", "shop")["streams"][0]["problems"] if "lacks" in said]
-    monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS)
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMMIT_GRACE_MS)
     assert [behind["rows"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
 
 
 @pytest.mark.usefixtures("made")
 def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
     said = call(tmp_path, "status", "shop").stdout
-    assert "rows          1, in shop.other alone\n" in said
-    assert "`frazil route shop` looks into its tables, also for one that was made again" in said
+    assert "rows          1 in the default table (routed tables: `frazil health`)\n" in said
+    assert "`frazil route shop` checks the routed tables" in said
     made_again("shop.orders")
     done = call(tmp_path, "route", "shop")
     assert (done.exit_code, "it was dropped or renamed, and made again" in done.stdout) == (1, True)
@@ -330,7 +330,8 @@ def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
     refused = call(tmp_path, "route", "shop").exception
     assert isinstance(refused, AccessDenied)
     assert str(refused) == (
-        f"table {table}: it is forbidden (ForbiddenError: not yours): let frazil's user read and change it"
+        f"table {table}: access denied (ForbiddenError: not yours): grant frazil's user read and write access "
+        "to the table"
     )
 
 
@@ -390,7 +391,7 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     assert given_up_again(tmp_path, "shop.orders") == "No row of a batch waits for shop.orders: nothing is given up.\n"
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert not load_catalog(None).table_exists("shop.orders")
-    assert Followers.of(made.tables, made.home()).waiting == {}, "nor does a writer wait for it"
+    assert Followers.load(made.tables, made.home()).waiting == {}, "nor does a writer wait for it"
 
 
 @pytest.mark.parametrize("purged", [False, True])
@@ -526,8 +527,8 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         raise CommitUnavailable("no answer in time")
 
     monkeypatch.setattr(asking, "SILENT_S", 0.0)
-    monkeypatch.setattr("frazil.cli.health.existing_catalog", silent)
-    monkeypatch.setattr("frazil.table.tables.existing_catalog", silent)
+    monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
+    monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     for number in range(12):
         spec = {

@@ -18,6 +18,7 @@ from frazil.cli import run
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
+from frazil.host.endings import UNSEEN
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
@@ -197,7 +198,7 @@ def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: 
     status = ended()
     assert (status.exit_code, status.error) == (
         None,
-        "the reason for its end is unknown. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
+        f"{UNSEEN}. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
     )
 
 

@@ -26,6 +26,15 @@ def test_every_error_is_reported_and_the_exit_code_is_10(declare: Declare, tmp_p
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
     assert result.exit_code == 10
     assert "flights -> demo.flights" in result.stdout
+    declare(
+        "c.yaml",
+        name="c",
+        table="d.c",
+        source={"topics": ["c"], "bootstrap-servers": "h:1", "properties": {"no.such": "1"}},
+    )
+    later = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert "no.such" in later.stderr
+    assert "d.c" not in later.stdout, "it is no valid stream"
     assert len(result.stderr.splitlines()) == 2
 
 

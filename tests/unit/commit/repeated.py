@@ -16,7 +16,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merging import Merging, Run, in_process
+from frazil.commit.merging import MergeConfig, RunTasks, run_in_process
 from frazil.commit.mode import DEDUPLICATES
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
@@ -53,7 +53,7 @@ class RepeatedWorld(World):
     table: str = "demo.hits"
     dead_letter_table: str = "demo.hits_dead_letters"
     parallelism: int = 1
-    run_tasks: Run = in_process
+    run_tasks: RunTasks = run_in_process
     ran: list[MergeTask] = field(default_factory=list)
 
     def view(self) -> StreamTables:
@@ -62,7 +62,7 @@ class RepeatedWorld(World):
             return self.run_tasks(context, tasks)
 
         rules = MergeRules(("id",), event_time="at", within_us=WITHIN_US, window_us=Grain.HOUR.us)
-        merging = Merging(lambda _: rules, run, lambda: self.parallelism, DEDUPLICATES)
+        merging = MergeConfig(lambda _: rules, run, lambda: self.parallelism, DEDUPLICATES)
         return dataclasses.replace(super().view(), merging=merging)
 
     def arrive(self, committer: Committer, rows: Rows) -> Journal:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitRefused
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables, TableChange
 
 Committed = Sequence[CommitTableResponse] | None
@@ -47,7 +47,7 @@ class FaultyAtOnce:
 
 @pytest.fixture
 def at_once(world: Any) -> FaultyAtOnce:
-    return FaultyAtOnce(commit_tables_of(world.catalog.inner))
+    return FaultyAtOnce(find_commit_tables(world.catalog.inner))
 
 
 @pytest.fixture

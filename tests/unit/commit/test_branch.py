@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.setbacks import TablesNamed, setback_of
+from frazil.commit.setbacks import TableNames, classify_error
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, swap
 from frazil.ingest.contract import StagedFile
@@ -86,7 +86,7 @@ def test_a_batch_that_landed_is_found_though_its_sequence_number_is_said_to_be_t
 
 
 def test_what_else_a_commit_raises_leaves_its_outcome_unknown() -> None:
-    of = TablesNamed(("demo.events",))
+    of = TableNames(("demo.events",))
     taken = ValueError("Cannot add snapshot with sequence number 2 older than last sequence number 2")
     for error, step in ((ValueError("no number"), "commit"), (taken, "prepare"), (OSError(str(taken)), "commit")):
-        assert setback_of(error, step, of, 1.0).level == logging.WARNING
+        assert classify_error(error, step, of, 1.0).level == logging.WARNING

@@ -76,8 +76,8 @@ def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None
 
 def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
-    real = existing_dead_letters.tally
-    monkeypatch.setattr(existing_dead_letters, "tally", lambda *args: requested.append(1) or real(*args))
+    real = existing_dead_letters.tally_rows
+    monkeypatch.setattr(existing_dead_letters, "tally_rows", lambda *args: requested.append(1) or real(*args))
     writer = world.begin()
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
     world.run(writer, {0: (10, 20)}, rejected={0: [12]})
@@ -99,7 +99,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_again(world:
     for rejected in ([3], []):
         staged = world.stage(writer, {0: (0, 10)}, rejected={0: rejected})
         late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), newest_dead_letters=NO_DEAD_LETTERS)
-        with pytest.raises(StaleBatch, match="dead letters landed since"):
+        with pytest.raises(StaleBatch, match="dead letters were committed after"):
             writer.commit(late)
     assert world.dead_letters() == [(0, 3)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.audit.claims import claims, window_claims
-from frazil.commit.folded_records import MAX_BYTES, READS_AT_ONCE, groups
+from frazil.commit.folded_records import MAX_BYTES, MAX_PARALLEL_READS, split_records
 from frazil.commit.history import commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
@@ -157,9 +157,9 @@ def test_no_more_is_read_ahead_than_is_read_at_once():
         return record
 
     keys = [BatchKey(1, n) for n in range(1, 200)]
-    for number, group in enumerate(groups(keys, one), 1):
+    for number, group in enumerate(split_records(keys, one), 1):
         assert list(group) == keys[number - 1 : number]
-        assert len(read) <= number + READS_AT_ONCE
+        assert len(read) <= number + MAX_PARALLEL_READS
     assert sorted(read) == keys
 
 
@@ -220,7 +220,7 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
 
 
 def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_folding, "existing_catalog", lambda _: run.catalog)
+    monkeypatch.setattr(record_folding, "open_existing_catalog", lambda _: run.catalog)
     monkeypatch.setattr(record_folding, "PAUSE_S", 0.0)
     for name, number in (("keep", 2), ("limit", 4)):
         monkeypatch.setitem(JournalStore.fold.__kwdefaults__, name, number)

@@ -15,17 +15,17 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
-from frazil.commit.following import begin_following, give_up, is_ahead
+from frazil.commit.following import give_up, is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import write_member
-from frazil.commit.missing_rows import missing_rows
+from frazil.commit.missing_rows import tables_behind
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import Undecided
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
 
 from .conftest import BY_DAY, SCHEMA, TOPIC, World, catalog_in, event_time, new_world
@@ -44,7 +44,7 @@ class Routed:
             world.catalog.inner.create_table(identifier, SCHEMA, partition_spec=BY_DAY)
         self.begin()
         for identifier in (ORDERS, PAYMENTS):
-            begin_following(self.tables, self.tables.handle(identifier), self.world.marker())
+            write_first_marker(self.tables, self.tables.handle(identifier), self.world.marker())
 
     @property
     def tables(self) -> StreamTables:
@@ -57,7 +57,7 @@ class Routed:
         return self.follow()
 
     def follow(self, *, atomic: bool | Sequence[str] = True) -> Followers:
-        self.followers = Followers.of(self.tables, self.world.marker(), atomic=atomic)
+        self.followers = Followers.load(self.tables, self.world.marker(), atomic=atomic)
         self.committer.followers = self.followers
         return self.followers
 
@@ -138,11 +138,11 @@ def test_a_journal_that_the_default_table_does_not_have_lands_nowhere_before_the
     assert routed.tables.journals.put(journal)
     routed.world.tables = routed.world.view()
     routed.committer = routed.world.take_over()
-    assert Followers.of(routed.tables, routed.world.marker()).waiting == {}
+    assert Followers.load(routed.tables, routed.world.marker()).waiting == {}
     routed.world.settle(routed.committer)
     assert routed.offsets(ORDERS) == []
     assert routed.world.marker().routed == BatchKey(0, 0), "its first routed batch"
-    found = Followers.of(routed.tables, routed.world.marker())
+    found = Followers.load(routed.tables, routed.world.marker())
     found.commit()
     assert routed.offsets(ORDERS) == [1]
 
@@ -183,7 +183,7 @@ def test_one_tables_trouble_leaves_the_others_moving_and_ends_in_order(
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([], [2, 5])
     behind = routed.followers.behind[ORDERS]
     assert str(behind) == (
-        "demo.orders is missing 3 rows of 2 batches: committing to table demo.orders is not permitted: not yours"
+        "demo.orders is missing 3 rows of 2 batches: frazil is not permitted to commit to table demo.orders: not yours"
     )
     assert behind.since_ms == first.created_at_ms
     assert routed.followers.complete_through < first.key
@@ -227,7 +227,7 @@ def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(route
     routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
     inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "does no longer exist" in routed.followers.behind[ORDERS].reason
+    assert "no longer exists" in routed.followers.behind[ORDERS].reason
     inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY, location=str(routed.world.root / "elsewhere"))
     routed.run({PAYMENTS: [2]}, 3)
     assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].reason
@@ -238,10 +238,10 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
-    (behind,) = missing_rows(routed.tables, routed.world.marker())
+    (behind,) = tables_behind(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
     give_up(routed.tables, ORDERS, routed.world.marker())
-    assert missing_rows(routed.tables, routed.world.marker()) == []
+    assert tables_behind(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([4], [1, 3])
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
@@ -306,7 +306,7 @@ def test_files_that_somebody_deleted_are_never_referenced(routed: Routed) -> Non
     journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     Path(bare_path(journal.staged_for(ORDERS)[0].path)).unlink()
     routed.followers.commit()
-    assert routed.followers.behind[ORDERS].reason.startswith("1 file that wait for table demo.orders are gone")
+    assert routed.followers.behind[ORDERS].reason.startswith("1 file with rows for table demo.orders cannot be found")
     assert routed.offsets(ORDERS) == []
 
 
@@ -330,8 +330,8 @@ def test_rows_that_waited_for_a_start_are_reported_and_those_that_are_there_are_
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.decide({ORDERS: [2, 3]}, 4)
     routed.begin().commit()
-    said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
-    assert said == [f"table {ORDERS} got 2 rows that waited for it"]
+    said = [record.getMessage() for record in caplog.records if "received" in record.getMessage()]
+    assert said == [f"table {ORDERS} received 2 rows that had been waiting for it"]
 
 
 def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warning_of_unused_files(
@@ -341,8 +341,8 @@ def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warnin
     routed.tables.handle(ORDERS).current()
     routed.world.catalog.inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "does no longer exist" in routed.followers.behind[ORDERS].reason
-    assert [r.getMessage() for r in caplog.records if "left behind" in r.getMessage()] == []
+    assert "no longer exists" in routed.followers.behind[ORDERS].reason
+    assert [r.getMessage() for r in caplog.records if "unused files" in r.getMessage()] == []
 
 
 def test_a_table_that_was_purged_goes_on_once_it_is_made_again_and_given_up(routed: Routed) -> None:
@@ -365,7 +365,7 @@ def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Route
 
 @pytest.mark.parametrize("event", ["well", "refused", "lost answer", "crash"])
 def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(routed: Routed, event: str) -> None:
-    at_once = commit_tables_of(routed.world.catalog.inner)
+    at_once = find_commit_tables(routed.world.catalog.inner)
     steps: list[list[str]] = []
 
     def committed(changes: Sequence[TableChange]) -> Any:
@@ -403,7 +403,7 @@ def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(r
 def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Routed) -> None:
     journal = routed.stage({"main": [0], ORDERS: [0], PAYMENTS: [0]}, 1)
     assert routed.tables.journals.put(journal)
-    at_once, steps = commit_tables_of(routed.world.catalog.inner), []
+    at_once, steps = find_commit_tables(routed.world.catalog.inner), []
 
     def committed(changes: Sequence[TableChange]) -> Any:
         steps.append(len(changes))
@@ -420,7 +420,7 @@ def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Rou
 def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Routed) -> None:
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
-    at_once = commit_tables_of(routed.world.catalog.inner)
+    at_once = find_commit_tables(routed.world.catalog.inner)
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
     routed.follow()
@@ -482,7 +482,7 @@ def test_every_row_lands_once_whatever_fails(
 def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_and_the_others_follow(
     routed: Routed,
 ) -> None:
-    at_once, steps = commit_tables_of(routed.world.catalog.inner), []
+    at_once, steps = find_commit_tables(routed.world.catalog.inner), []
 
     def committed(changes: Sequence[TableChange]) -> Any:
         steps.append({".".join(change.table.name()) for change in changes})
@@ -507,13 +507,13 @@ def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_
 
 
 def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Routed) -> None:
-    at_once = commit_tables_of(routed.world.catalog.inner)
+    at_once = find_commit_tables(routed.world.catalog.inner)
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
     routed.follow(atomic=(ORDERS,))
-    with pytest.raises(CommitUnavailable, match=r"several tables in one step, and demo\.orders is missing 1 row"):
+    with pytest.raises(CommitUnavailable, match=r"in one step, but a table is behind: demo\.orders is missing 1 row"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
 
@@ -526,7 +526,7 @@ def test_a_dropped_table_that_had_all_is_named_where_a_batch_of_several_in_one_s
     journal = routed.stage({"main": [2], ORDERS: [3]}, 4)
     world.catalog.inner.drop_table(ORDERS)
 
-    with pytest.raises(CommitUnavailable, match=f"in one step, and {ORDERS}: it is not in the catalog"):
-        dataclasses.replace(routed.followers, atomic=True).together(journal)
+    with pytest.raises(CommitUnavailable, match=f"a table is behind: {ORDERS}: the table is not in the catalog"):
+        dataclasses.replace(routed.followers, atomic=True).atomic_commits(journal)
 
     assert routed.followers.behind == {}

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, read_marker
+from frazil.commit.marker import MAX_EPOCHS, BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import Continuity, check_same_source, continuity, dead_letter_continuity
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
@@ -117,7 +117,7 @@ def test_a_marker_that_was_cut_off_is_refused_by_name(marker: Marker, data: st.D
 
 
 def test_a_marker_of_a_newer_frazil_is_refused():
-    with pytest.raises(MarkerUnreadable, match="has format 2, this frazil reads 1"):
+    with pytest.raises(MarkerUnreadable, match="has format 2, but this version of frazil reads format 1"):
         Marker.from_property("events", json.dumps({"format": 2}))
 
 
@@ -252,18 +252,18 @@ def test_a_marker_knows_the_fate_of_every_batch_of_the_epochs_it_remembers(walk)
             committed.add(key)
     for epoch in range(1, marker.at.epoch + 1):
         for batch in range(1, 42):
-            expected = Fate.COMMITTED if (epoch, batch) in committed else Fate.NEVER
+            expected = Fate.COMMITTED if (epoch, batch) in committed else Fate.NOT_COMMITTED
             assert marker.fate(BatchKey(epoch, batch)) is expected
     assert marker.fate(BatchKey(0, 1)) is Fate.UNKNOWN
 
 
 def test_a_marker_remembers_a_bounded_number_of_epochs():
     marker = marker_at({0: 0})
-    for epoch in range(1, EPOCHS_REMEMBERED + 50):
+    for epoch in range(1, MAX_EPOCHS + 50):
         marker = marker.owned_by(epoch)
-    assert len(marker.batches) == EPOCHS_REMEMBERED
+    assert len(marker.batches) == MAX_EPOCHS
     assert marker.fate(BatchKey(49, 1)) is Fate.UNKNOWN
-    assert marker.fate(BatchKey(50, 1)) is Fate.NEVER
+    assert marker.fate(BatchKey(50, 1)) is Fate.NOT_COMMITTED
     assert len(json.dumps(marker.batches)) < 4096
 
 

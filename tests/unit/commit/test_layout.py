@@ -71,7 +71,7 @@ def test_a_required_column_that_the_files_may_lack_makes_the_batch_stale(world, 
             update.update_column("name", required=True)
     world.tables.main.forget()
 
-    with pytest.raises(StaleBatch, match="was staged for a schema or partition spec that the table gave up"):
+    with pytest.raises(StaleBatch, match="was staged for a schema or partition spec that the table no longer has"):
         committer.commit(journal)
 
     assert world.load().scan().to_arrow().num_rows == 0

@@ -55,7 +55,7 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
     committer = world.begin()
     for number in range(3):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    monkeypatch.setattr(manifest_lists, "_kept", Recent(MAX_CACHED))
+    monkeypatch.setattr(manifest_lists, "_cache", Recent(MAX_CACHED))
     committer.commit(world.stage(committer, {0: (3, 4)}))
     committer.commit(world.stage(committer, {0: (4, 5)}))
     assert len(reads) == 1
@@ -69,4 +69,4 @@ def test_few_lists_are_kept(world: Any):
     committer = world.begin()
     for number in range(2 * MAX_CACHED):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    assert len(manifest_lists._kept) == MAX_CACHED
+    assert len(manifest_lists._cache) == MAX_CACHED

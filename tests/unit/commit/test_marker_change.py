@@ -260,7 +260,7 @@ def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(wor
     assert world.load().metadata.snapshots[0].parent_snapshot_id is None
     seen = before_reset(world.tables)
     assert seen.held == {}
-    assert "its history before that was expired" in str(seen.unknown)
+    assert "its earlier history has expired" in str(seen.unknown)
 
 
 def test_a_reset_that_is_refused_at_its_first_attempt_leaves_no_file_behind(world: Any):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from tests.unit.commit.conftest import catalog_in
 from tests.unit.commit.upserts import upsert_world
 
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 @pytest.mark.parametrize("happens", ["nothing", "lost", "appended", "compacted", "killed before", "killed after"])
 def test_a_merge_and_its_dead_letters_are_one_commit(world: Any, how: Any, happens: str) -> None:
-    world.how, inner, calls, states = how, commit_tables_of(world.catalog.inner), [], []
+    world.how, inner, calls, states = how, find_commit_tables(world.catalog.inner), [], []
 
     def at_once(changes: Any) -> Any:
         calls.append([change.table.name()[-1] for change in changes])

@@ -221,7 +221,7 @@ def _land_deletes(world, *files):
     table = world.load()
     writer = SnapshotWriter(())
     writer.snapshot_id = table.metadata.new_snapshot_id()
-    layout = Layout.of_spec(table.spec(), table.metadata)
+    layout = Layout.for_spec(table.spec(), table.metadata)
     path = f"{table.location()}/metadata/deletes.avro"
     writer.manifests = [
         write_added(
@@ -262,7 +262,7 @@ def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):
 
 
 def test_a_key_column_that_is_gone_is_refused(whole):
-    with pytest.raises(SchemaIncompatible, match="is missing other, which the key"):
+    with pytest.raises(SchemaIncompatible, match="is missing other, which the stream's key"):
         plan_merge(whole.load(), [change(0)], MergeRules(("id", "other")), parallelism=1)
 
 

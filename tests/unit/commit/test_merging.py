@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.types import StringType
 
-from frazil.commit.marked_update import merge_of
+from frazil.commit.marked_update import prepare_merge
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import Merging
+from frazil.commit.merging import MergeConfig
 from frazil.commit.mode import UPSERTS
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
@@ -101,7 +101,7 @@ def test_a_batch_leaves_traces_in_unchanged_rows_once_a_stream_had_dead_letters(
         journal = bucketed.stage(committer, {0: (0, 1)}, rejected={0: {0}})
         bucketed.commit_dead_letters(committer, journal)
     journal = bucketed.change(committer, FIRST)
-    writer = merge_of(bucketed.tables, journal, journal.staged_for("main"))
+    writer = prepare_merge(bucketed.tables, journal, journal.staged_for("main"))
     assert writer is not None
     assert writer.traced is had_dead_letters
 
@@ -239,7 +239,7 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     world.tables = dataclasses.replace(world.tables, align=Alignment("ts", Grain.DAY))
     world.run(world.begin(), {0: (0, 3)})
     assert world.rows() == []
-    merging = Merging(lambda _: MergeRules(key))
+    merging = MergeConfig(lambda _: MergeRules(key))
     world.tables = dataclasses.replace(world.tables, align=None, merging=merging)
     committer = world.begin()
     batch = BatchKey(committer.epoch, world.marker().at.batch + 1)

@@ -157,7 +157,7 @@ def test_a_branch_that_is_gone_with_its_snapshots_is_given_up_only_where_that_is
     stream.run([10, 70], [20, 80])
     drop_branch(stream)
     expire(stream)
-    with pytest.raises(RolledBack, match="was expired"):
+    with pytest.raises(RolledBack, match="has expired"):
         stream.reset({P0: 0, P1: 0})
     stream.reset(dict(stream.world.marker().offsets))
     assert (stream.waiting(), stream.world.marker().open_snapshot_id) == ([], None)

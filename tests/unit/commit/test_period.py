@@ -22,7 +22,7 @@ from frazil.audit.ranges import CommittedRange, merged_ranges
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
-from frazil.commit.period import HOUR_MS, Period, complete_hours, last, period
+from frazil.commit.period import HOUR_MS, Period, complete_hours, last_period, period_between
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.offsets.tally import OffsetTally
@@ -49,7 +49,7 @@ event-time: at
 
 def test_the_last_complete_hour_is_over_at_the_moment_that_is_requested():
     at = datetime(2013, 12, 30, 11, 15, 7, tzinfo=UTC)
-    assert complete_hours(at) == period(at.replace(hour=10, minute=0, second=0), at.replace(minute=0, second=0))
+    assert complete_hours(at) == period_between(at.replace(hour=10, minute=0, second=0), at.replace(minute=0, second=0))
     assert complete_hours(at.replace(minute=0, second=0)) == complete_hours(at)
     assert complete_hours(at, 3).from_ms == complete_hours(at).from_ms - 2 * HOUR_MS
 
@@ -61,7 +61,7 @@ def test_windows_of_neighbouring_hours_share_no_moment_and_leave_none_out():
 
 def test_the_last_hour_holds_what_was_committed_at_this_very_moment():
     now = datetime(2013, 12, 30, 11, tzinfo=UTC)
-    assert int(now.timestamp() * 1000) in last(timedelta(hours=1), now)
+    assert int(now.timestamp() * 1000) in last_period(timedelta(hours=1), now)
 
 
 def test_a_window_that_holds_no_time_is_refused():
@@ -212,7 +212,7 @@ def test_coordinates_come_sorted_by_topic_partition_and_none_is_lost(rows: list[
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     arrays = [pa.array(c, t) for c, t in zip(columns, (pa.large_string(), pa.int32(), pa.int64()), strict=True)]
     batch = pa.record_batch(arrays, names=["kafka_topic", "kafka_partition", "kafka_offset"])
-    found = {tp: offsets.tolist() for tp, offsets in landed.by_partition(batch)}
+    found = {tp: offsets.tolist() for tp, offsets in landed.split_by_partition(batch)}
     wanted: dict[tuple[str, int], list[int]] = {}
     for topic, partition, offset in sorted(rows):
         wanted.setdefault((topic, partition), []).append(offset)
@@ -329,7 +329,9 @@ def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeS
     hour = Period(at_ms, at_ms + HOUR_MS)
     (note,) = (found for found in audit_stream(made.tables).findings if found.kind is FindingKind.CHANGED)
     assert (note.count, note.kind.is_wrong) == (1, False)
-    assert "deleted 1200 and added 0. That reopens no" in note.sentence
+    assert note.sentence.endswith("deleted 1200 and added 0. Windows already signalled stay signalled")
+    (without,) = (f for f in audit_stream(made.tables, signals=False).findings if f.kind is FindingKind.CHANGED)
+    assert without.sentence.endswith("deleted 1200 and added 0")
     assert note in audit_stream(made.tables, window=hour).findings
     assert {hour: audit_stream(made.tables, window=hour).findings for hour in before} == before
 

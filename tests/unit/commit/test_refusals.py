@@ -95,5 +95,5 @@ def test_a_table_that_is_gone_is_said(world, tables, answers):
     committer, journal = journaled(world, tables)
     answers.commits = [404] * 100
     world.catalog.inner.drop_table("demo.events")
-    with pytest.raises(CommitUnavailable, match=r"table demo\.events does no longer exist"):
+    with pytest.raises(CommitUnavailable, match=r"table demo\.events no longer exists"):
         committer.commit(journal)

@@ -99,7 +99,7 @@ def test_a_stream_that_no_longer_drops_repeats_does_not_commit_candidates(world:
     committer = world.begin()
     world.arrive(committer, [(1, 0)])
     world.tables = dataclasses.replace(world.tables, merging=None)
-    with pytest.raises(SpecError, match="was staged for dedupe, with which the stream is no longer declared"):
+    with pytest.raises(SpecError, match="was staged for dedupe, which the stream no longer declares"):
         world.begin()
 
 

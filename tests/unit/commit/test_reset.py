@@ -14,10 +14,10 @@ from frazil.commit.marker import (
     LastTransaction,
     Marker,
     first_marker,
+    keep_same_topics,
     landed_ends,
-    of_same_topics,
 )
-from frazil.commit.reset import NO_OFFSETS, Available, BeforeReset, Offsets, clamped, moved, moves
+from frazil.commit.reset import NO_OFFSETS, Available, BeforeReset, Offsets, clamp, list_moves, marker_after_reset
 from frazil.kafka.identity import SourceIdentity
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -33,7 +33,7 @@ def availables(draw: st.DrawFn) -> Available:
 
 @given(offsets, availables())
 def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partition(wanted, now: Available):
-    target = clamped(wanted, now)
+    target = clamp(wanted, now)
     assert target.keys() == now.first.keys()
     for tp, offset in target.items():
         assert now.first[tp] <= offset <= now.end[tp]
@@ -44,7 +44,7 @@ def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partitio
 @given(offsets, availables(), st.data())
 def test_a_move_either_skips_or_repeats_and_says_how_much(held, now: Available, data: st.DataObject):
     target = {tp: data.draw(st.integers(now.first[tp], now.end[tp])) for tp in PARTITIONS}
-    for move in moves(target, held=held, available=now):
+    for move in list_moves(target, held=held, available=now):
         known = held.get((move.topic, move.partition))
         if known is None:
             assert (move.skipped, move.gone, move.repeated) == (0, 0, 0)
@@ -63,29 +63,29 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
         transaction=LastTransaction("571", "24"),
     )  # fmt: skip
     seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
-    after = moved(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
+    after = marker_after_reset(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
     assert after.at == BatchKey(4, 0)
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
     assert (after.watermark_us, after.idle, after.settled) == (99, frozenset(), BatchKey(3, 7))
     assert after.transaction == NO_TRANSACTION
-    assert after.fate(BatchKey(3, 8)) is Fate.NEVER
+    assert after.fate(BatchKey(3, 8)) is Fate.NOT_COMMITTED
 
 
 def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
     remade = SourceIdentity("cluster", {"t": "id-2"})
     before = Marker("s", BatchKey(1, 1), None, {("t", 0): 10}, SOURCE, max_event_times_us={("t", 0): 99})
     seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
-    after = moved(seen, stream="s", epoch=2, target={("t", 0): 0}, source=remade)
+    after = marker_after_reset(seen, stream="s", epoch=2, target={("t", 0): 0}, source=remade)
     assert after.max_event_times_us == {}
     assert after.source == remade
-    assert of_same_topics({("t", 0): 10}, SOURCE, remade) == {}
-    assert of_same_topics({("t", 0): 10}, SOURCE, SourceIdentity("another", {"t": "id-1"})) == {}
+    assert keep_same_topics({("t", 0): 10}, SOURCE, remade) == {}
+    assert keep_same_topics({("t", 0): 10}, SOURCE, SourceIdentity("another", {"t": "id-1"})) == {}
 
 
 def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
     def after(before: Marker, target: Offsets, *, cut: Offsets = NO_OFFSETS) -> Marker:
         seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
-        found = moved(seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, cut=cut)
+        found = marker_after_reset(seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, cut=cut)
         return Marker.from_property("s", found.to_property())
 
     remade, at = SourceIdentity("cluster", {"t": "id-2", "u": "id-1"}), {("t", 0): 10, ("t", 1): 4, ("u", 0): 7}
@@ -104,7 +104,7 @@ def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
 
 def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
     seen = BeforeReset(None, "edited", {}, None, rolled_back=False)
-    after = moved(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
+    after = marker_after_reset(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
     assert after.fate(BatchKey(8, 1)) is Fate.UNKNOWN
     assert after.offsets == {("t", 0): 2}
 
@@ -117,7 +117,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
     )
     seen = BeforeReset(before, "text", before.offsets, source, rolled_back=False)
     target = {("t", 0): 90, ("t", 1): 45}
-    after = moved(seen, stream="s", epoch=4, target=target, source=source, cut={("t", 0): 90})
+    after = marker_after_reset(seen, stream="s", epoch=4, target=target, source=source, cut={("t", 0): 90})
     assert after.rewritten == {("t", 0): ((90, 100),)}
     # Beyond the offset that a leader had, later ones may have written.
     assert after.leader_epochs == {("t", 0): 2}
@@ -128,6 +128,6 @@ def test_a_reset_after_a_rollback_remembers_what_was_given_up():
     source = SourceIdentity("cluster", {"t": "id-1"})
     before = first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source)
     seen = BeforeReset(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)
-    accepted = moved(seen, stream="s", epoch=4, target=before.offsets, source=source)
+    accepted = marker_after_reset(seen, stream="s", epoch=4, target=before.offsets, source=source)
     assert accepted.given_up == {("t", 0): ((70, 100),)}
-    assert moved(seen, stream="s", epoch=4, target=seen.held, source=source).given_up == {}
+    assert marker_after_reset(seen, stream="s", epoch=4, target=seen.held, source=source).given_up == {}

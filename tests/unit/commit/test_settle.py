@@ -15,7 +15,7 @@ from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction
 from frazil.commit.marker_change import change_marker, forget
 from frazil.commit.settle import highest_epoch
 from frazil.commit.swap import TableHandle
-from frazil.commit.sweep import bare_path, batch_folder, give_back, sweep, sweep_batch
+from frazil.commit.sweep import bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.tables import state_location
@@ -338,7 +338,7 @@ def test_a_fenced_writer_gives_back_what_nobody_will_commit_any_more(world, clos
 
     others = {path for path in world.all_parquet_files() if "00000001/00000002" not in path}
 
-    deleted = give_back(own, journal.key)
+    deleted = delete_fenced_batch(own, journal.key)
 
     if closed == "not yet":
         assert deleted == 0
@@ -359,17 +359,17 @@ def test_a_fenced_writer_keeps_its_dead_letters_that_landed(world):
     successor = world.take_over()
     world.run(successor, {0: (0, 1)})
 
-    assert give_back(own, journal.key) == 1
+    assert delete_fenced_batch(own, journal.key) == 1
     assert (world.rows(), world.dead_letters()) == ([(0, 0)], [(0, 1)])
 
 
 def test_nothing_is_given_back_of_a_batch_that_was_committed_or_of_the_epoch_that_runs(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 3)})
-    assert give_back(world.view(), journal.key) == 0
+    assert delete_fenced_batch(world.view(), journal.key) == 0
     second = world.begin()
     world.run(second, {0: (3, 4)})
-    assert give_back(world.view(), journal.key) == 0
+    assert delete_fenced_batch(world.view(), journal.key) == 0
     assert len(world.rows()) == 4
 
 

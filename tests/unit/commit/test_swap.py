@@ -169,7 +169,7 @@ def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(wo
     def decide(table):  # noqa: ARG001
         raise ConnectionError("refused")
 
-    with pytest.raises(CommitUnavailable, match="because the writer was asked to end; the next start decides"):
+    with pytest.raises(CommitUnavailable, match="because the writer was asked to end; the next start determines"):
         swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
     assert len(waits) == 2
 
@@ -185,6 +185,6 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(world, caplog)
 
     assert swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy) == "answer"
     first, last = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): looking again in")
-    assert last.startswith("table demo.events can be committed to again, after 6")
+    assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): retrying in")
+    assert last.startswith("commits to table demo.events succeed again after 6")
     assert len(reported) > 10, "`frazil status` has the newest"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.commit.adoption import continued, forgotten, forgotten_reader, readers_of
+from frazil.commit.adoption import continued_offsets, forgotten_property, forgotten_reader, other_readers
 from frazil.commit.marker import BatchKey, first_marker
 from frazil.commit.marker_change import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
@@ -188,11 +188,13 @@ def test_a_stream_that_was_renamed_asks_for_adoption_and_goes_on_where_it_stood(
     world.run(world.begin(), {0: (0, 2)})
     renamed = type(world)(world.catalog, tmp_path, stream="renamed")
 
-    with pytest.raises(AdoptionRequired, match=r"'events' has read events into it already\. Was it renamed"):
+    with pytest.raises(
+        AdoptionRequired, match=r"'events' has already read events into this table\. If 'events' was renamed"
+    ):
         renamed.take_over()
 
-    others = readers_of(world.load().properties, world.source, stream="renamed")
-    begin = continued({("events", 0): 0, ("events", 1): 0, ("events", 2): 7}, others)
+    others = other_readers(world.load().properties, world.source, stream="renamed")
+    begin = continued_offsets({("events", 0): 0, ("events", 1): 0, ("events", 2): 7}, others)
     adopt(renamed.tables, offsets=begin, source=world.source)
     renamed.run(renamed.begin(), {0: (2, 4)})
     assert renamed.marker().offsets == {
@@ -218,7 +220,7 @@ def test_another_cluster_is_refused(world):
     world.begin()
     world.source = SourceIdentity("cluster-2", {"events": "topic-1"})
 
-    with pytest.raises(TopicRecreated, match="was read from Kafka cluster cluster-1"):
+    with pytest.raises(TopicRecreated, match="has offsets of Kafka cluster cluster-1"):
         world.take_over()
 
 
@@ -277,7 +279,7 @@ def test_what_was_forgotten_asks_for_adoption_beside_another_stream_too_by_any_n
     forget(world.tables, state=world.tables.state)
 
     for again in (world, renamed):
-        with pytest.raises(AdoptionRequired, match="'events' was forgotten, and its rows are still in table"):
+        with pytest.raises(AdoptionRequired, match="'events' was forgotten, but its rows are still in table"):
             again.take_over()
     other.run(other.begin(), {0: (3, 5)})
     third = type(world)(world.catalog, tmp_path, stream="third")
@@ -318,11 +320,11 @@ def test_a_stream_that_is_forgotten_twice_has_still_read_what_it_read_before_the
     properties: dict[str, str] = {}
     for epoch, source in ((3, first), (7, second)):
         marker = first_marker("events", epoch=epoch, offsets={(t, 0): 0 for t in source.topic_ids}, source=source)
-        properties |= forgotten({**properties, marker.property_name: marker.to_property()}, "events")
+        properties |= forgotten_property({**properties, marker.property_name: marker.to_property()}, "events")
 
     assert forgotten_reader(properties, first, stream="another") == "events"
     assert forgotten_reader(properties, second, stream="another") == "events"
-    unreadable = forgotten({**properties, marker.property_name: "edited by hand"}, "events")
+    unreadable = forgotten_property({**properties, marker.property_name: "edited by hand"}, "events")
     assert unreadable == {name: text for name, text in properties.items() if "forgotten" in name}
 
 
@@ -331,7 +333,7 @@ def test_a_stream_that_is_forgotten_on_one_cluster_and_then_on_another_has_read_
     properties: dict[str, str] = {}
     for epoch, source in enumerate(sources, 1):
         marker = first_marker("events", epoch=epoch, offsets={("a", 0): 0}, source=source)
-        properties |= forgotten({**properties, marker.property_name: marker.to_property()}, "events")
+        properties |= forgotten_property({**properties, marker.property_name: marker.to_property()}, "events")
         for seen in sources[:epoch]:
             assert forgotten_reader(properties, seen, stream="another") == "events"
     assert forgotten_reader(properties, SourceIdentity("cluster-3", {"a": "id-1"}), stream="another") is None

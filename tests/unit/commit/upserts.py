@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merging import Merging, Run, in_process
+from frazil.commit.merging import MergeConfig, RunTasks, run_in_process
 from frazil.commit.mode import UPSERTS
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
@@ -27,7 +27,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.merge.contract import How, MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask, RowRemoval
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 from frazil.spec.model import StreamSpec
 from tests.unit.commit.conftest import FaultyCatalog, World
@@ -65,9 +65,9 @@ class UpsertWorld(World):
 
     table: str = "demo.accounts"
     dead_letter_table: str = "demo.accounts_dead_letters"
-    how: How = "auto"
+    how: RowRemoval = "auto"
     parallelism: int = 1
-    run_tasks: Run = in_process
+    run_tasks: RunTasks = run_in_process
     ran: list[MergeTask] = field(default_factory=list)
     """All tasks that were run."""
     offset: int = 0
@@ -77,7 +77,7 @@ class UpsertWorld(World):
             self.ran += tasks
             return self.run_tasks(context, tasks)
 
-        merging = Merging(lambda _: MergeRules(("id",), how=self.how), run, lambda: self.parallelism)
+        merging = MergeConfig(lambda _: MergeRules(("id",), how=self.how), run, lambda: self.parallelism)
         return dataclasses.replace(super().view(), merging=merging)
 
     def change(self, committer: Committer, changes: Changes) -> Journal:

@@ -50,9 +50,9 @@ from pyiceberg.types import (
 
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
-from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.marker import BatchKey, open_branch
-from frazil.commit.merging import Merging
+from frazil.commit.merging import MergeConfig
 from frazil.commit.mode import DEDUPLICATES, UPSERTS
 from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
 from frazil.commit.target import target_table
@@ -60,7 +60,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
 from frazil.ingest.shape import lowest_truncatable
 from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.contract import How, MergeRules
+from frazil.merge.contract import MergeRules, RowRemoval
 from frazil.merge.table_files import arrow_schema
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
@@ -159,7 +159,7 @@ def schema_of(place: str, key: str, types: Collection[str]) -> tuple[Schema, dic
 class ValuedWorld(World):
     table: str = "demo.valued"
     dead_letter_table: str = "demo.valued_dead_letters"
-    how: How = "auto"
+    how: RowRemoval = "auto"
     drops_repeats: bool = False
     key_columns: tuple[str, ...] = ("k", "id")
     values: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
@@ -186,12 +186,12 @@ class ValuedWorld(World):
 
     # What a writer does
 
-    def _merging(self) -> Merging:
+    def _merging(self) -> MergeConfig:
         if self.drops_repeats:
             rules = MergeRules(self.key_columns, event_time="at", within_us=3_600_000_000)
-            return Merging(lambda _: rules, mode=DEDUPLICATES)
+            return MergeConfig(lambda _: rules, mode=DEDUPLICATES)
         rules = MergeRules(self.key_columns, how=self.how)
-        return Merging(lambda _: rules)
+        return MergeConfig(lambda _: rules)
 
     def batch(self, rows: Sequence[dict[str, Any]], content: Content, *, align: Alignment | None = None) -> None:
         """Begin an epoch, stage, journal, commit and sweep one batch."""
@@ -231,7 +231,7 @@ class ValuedWorld(World):
         self.batch(rows, "data")
         self._put(rows)
 
-    def upsert(self, rows: Sequence[dict[str, Any]], how: How) -> None:
+    def upsert(self, rows: Sequence[dict[str, Any]], how: RowRemoval) -> None:
         self.how = how
         self.batch(rows, "changes")
         self._put([row for row in rows if row.get(CHANGE) != DELETE])
@@ -259,10 +259,10 @@ class ValuedWorld(World):
         files = self.stage_values(key, rows, "data", 0)
         self.stream = stream
         committer.commit(self.journal(key, {0: (0, len(rows))}, files), planned=1)
-        committer.staged()
+        committer.mark_staged()
         head = head_of(self.load().metadata)
         assert head is not None
-        committer.publish(Record(committer.backfill, {}), audited_at=head.snapshot_id)
+        committer.publish(BackfillRecord(committer.backfill, {}), audited_at=head.snapshot_id)
         self._put(rows)
 
     def evolve(self, number: int) -> None:

@@ -13,7 +13,7 @@ from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
 from frazil.commit.opened import OpenStream
-from frazil.dead_letters.counts import counts, samples
+from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, WriterBusy
@@ -96,10 +96,10 @@ def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     assert discard(opened, NOT_JSON, Mark("bob", "again", 0)) == 0
     assert world.load_dead_letters().current_snapshot() == head
     table = opened.tables.dead_letters.refresh()
-    assert counts(table, opened.spec, Selection()) == []
-    (count,) = counts(table, opened.spec, Selection(discarded=True))
+    assert count_by_day(table, opened.spec, Selection()) == []
+    (count,) = count_by_day(table, opened.spec, Selection(discarded=True))
     assert (count.day, count.reason, count.dead_letters, count.discarded) == (EPOCH_BEGAN.date(), "NotJson", 3, 3)
-    (dead_letter,) = samples(table, opened.spec, Selection(discarded=True), limit=1)
+    (dead_letter,) = read_samples(table, opened.spec, Selection(discarded=True), limit=1)
     assert dead_letter.discarded == "ada, 2027-01-15T08:00:00+00:00: a test of the producer's"
 
 
@@ -114,7 +114,7 @@ def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
 def test_nothing_selected_changes_nothing(world: World, opened: OpenStream, selection: Selection) -> None:
     before = world.load_dead_letters().metadata
     assert discard(opened, selection, MARK) == 0
-    assert counts(opened.tables.dead_letters.refresh(), opened.spec, selection) == []
+    assert count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection) == []
     assert world.load_dead_letters().metadata == before
 
 

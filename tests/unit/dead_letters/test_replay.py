@@ -30,9 +30,9 @@ from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
-from frazil.dead_letters.counts import samples
+from frazil.dead_letters.counts import read_samples
 from frazil.dead_letters.discard import Mark, discard
-from frazil.dead_letters.left_out import LeftOut, left_out
+from frazil.dead_letters.left_out import LeftOut, count_left_out
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
@@ -212,7 +212,7 @@ def test_dead_letters_of_a_topic_made_again_are_replayed_where_the_former_topic_
     committer = Committer.take_over(opened.tables, source=source, initial=dict)
     dead_letters_again = range(LETTERS, END)
     write(live, committer, source, range(LETTERS), {n: value(event, n) for n in dead_letters_again})
-    assert left_out(opened, Selection()) == {LeftOut.RECREATED: LETTERS}
+    assert count_left_out(opened, Selection()) == {LeftOut.RECREATED: LETTERS}
     (done,) = replay(opened, Selection())
     landed = [] if dedupe else dead_letters_again[::2]
     assert (done.landed, done.repeated, done.failed) == (len(landed), 5 - len(landed), 5)
@@ -256,7 +256,7 @@ def test_encrypted_dead_letters_are_replayed_with_their_secret_alone_and_land_pr
     left = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert all(row["value"].startswith(SEALED) for row in left)
     for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):
-        found = samples(live.table("_dead_letters"), opened.spec, Selection(), limit=10, decrypt=decrypt)
+        found = read_samples(live.table("_dead_letters"), opened.spec, Selection(), limit=10, decrypt=decrypt)
         assert [dead_letter.value for dead_letter in found if dead_letter.where == "events[0]@1"] == [text]
     check_audit(live)
 
@@ -266,7 +266,8 @@ def test_dead_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     opened = open_stream(protected(live, "omit"))
     assert replay(opened, Selection()) == ()
     assert {
-        dead_letter.value for dead_letter in samples(live.table("_dead_letters"), opened.spec, Selection(), limit=20)
+        dead_letter.value
+        for dead_letter in read_samples(live.table("_dead_letters"), opened.spec, Selection(), limit=20)
     } == {"(not kept)"}
 
 
@@ -304,7 +305,7 @@ def test_a_replay_that_another_takes_over_says_so_and_each_dead_letter_is_counte
         return stage(*args, **{**more, "attempt": 0})
 
     monkeypatch.setattr(replaying, "stage", overtaken)
-    with pytest.raises(Fenced, match="another `frazil dlq replay events` took this replay over"):
+    with pytest.raises(Fenced, match="another `frazil dlq replay events` took over this replay"):
         replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in reported] == [(True, len(GOOD), len(BAD))]
     check_settled(live)
@@ -325,7 +326,7 @@ def test_a_replay_that_a_user_abandons_ends_with_that_and_its_run_begins_none_ag
         patch.setattr(replaying, "stage", abandoned)
         with pytest.raises(BackfillAbandoned, match="ada abandoned the replay of dead letters"):
             replay(open_stream(live.spec), Selection(), run="dag/first")
-    with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
+    with pytest.raises(BackfillAbandoned, match="the backfill that run dag/first had begun"):
         replay(open_stream(live.spec), Selection(), run="dag/first")
     assert dead_letters(live).keys() == set(range(LETTERS))
     assert [d.landed for d in replay(open_stream(live.spec), Selection(), run="dag/second")] == [len(GOOD)]
@@ -345,7 +346,7 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
         return copy(*args)
 
     monkeypatch.setattr(replaying, "_copy", while_another_begins)
-    with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until that has ended"):
+    with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until the replay has ended"):
         replay(open_stream(live.spec), Selection())
     done = replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
@@ -368,7 +369,7 @@ def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_d
         return found
 
     monkeypatch.setattr(committing, "clear_ended", while_another_is_published)
-    with pytest.raises(Fenced, match=r"another replay .* ended while this command began \(it is published\)"):
+    with pytest.raises(Fenced, match=r"another replay .* ended while this command was starting \(it is published\)"):
         replay(open_stream(live.spec), Selection())
     assert dead_letters(live).keys() == set(range(LETTERS))
     done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
@@ -402,7 +403,7 @@ def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection)
         discard_once_copied(patch, spec, discarded)
         with pytest.raises(Killed):
             replay(open_stream(spec), Selection())
-    with pytest.raises(WriterBusy, match=r"are being replayed \(all\): none was discarded"):
+    with pytest.raises(WriterBusy, match=r"are being replayed \(all\), so none was discarded"):
         discard(open_stream(spec), Selection(), MARK)
     (finished,) = replay(open_stream(spec), Selection(reasons=("Other",)))
     assert finished.interrupted
@@ -421,7 +422,7 @@ def test_what_a_publication_finds_wrong_is_said_as_it_is(
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frazil.backfill.audit.problems", lambda _: ["a record is lost"])
+    monkeypatch.setattr("frazil.backfill.audit.find_problems", lambda _: ["a record is lost"])
     with pytest.raises(FrazilError, match="is not published: a record is lost"):
         replay(open_stream(live.spec), Selection())
 

@@ -98,7 +98,7 @@ def check_audit(made: MadeRoute) -> None:
 def made(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
     # A child process that decodes is another test's matter.
     monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
-    monkeypatch.setattr(routes, "SETTLES_S", 0.0)
+    monkeypatch.setattr(routes, "SETTLE_TIMEOUT_S", 0.0)
     route = {"by": "field", "name": "kind", "tables": {"order": ORDERS}, "template": "shop.raw_{value}"}
     found = Shop(shop(route={**route, "allow": ["a", "new"]}), time.time_ns() // 1_000_000)
     found.begin_route("a")
@@ -154,7 +154,7 @@ def test_a_dead_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
 
 
 def _fails(target: Target) -> Callable[..., Any]:
-    follow = routes._follow
+    follow = routes._commit_to_table
 
     def fails(tables: Any, backfill: Any, found: Target, files: Any) -> None:
         if found == target:
@@ -168,7 +168,7 @@ def test_a_table_that_refuses_its_rows_once_the_default_table_has_them_gets_them
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(routes, "_follow", _fails(ORDERS))
+        patch.setattr(routes, "_commit_to_table", _fails(ORDERS))
         for _ in range(2):
             with pytest.raises(CommitUnavailable, match=r"1 row waits for table shop.orders: .* the catalog says no"):
                 replay(open_stream(made.spec), Selection())
@@ -191,13 +191,13 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
         return CliRunner().invoke(frazil, [*words, "--streams", str(tmp_path)])
 
     with monkeypatch.context() as patch:
-        patch.setattr(routes, "_follow", _fails(ORDERS))
+        patch.setattr(routes, "_commit_to_table", _fails(ORDERS))
         with pytest.raises(CommitUnavailable):
             replay(open_stream(made.spec), Selection())
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has them"
+    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has these rows"
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
@@ -211,7 +211,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert given_up.stdout == (
         f"No row of a batch waits for {ORDERS}: nothing is given up. "
-        f"{said}; `frazil dlq replay shop` brings them, or shows why it cannot.\n"
+        f"{said}; run `frazil dlq replay shop` to add them here, or to see why that fails.\n"
     )
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
@@ -228,15 +228,15 @@ def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
 ) -> None:
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
     cutting = import_module("frazil.cli.cut")  # the command has the name in the package
-    load = cutting.tables_of
+    load = cutting.load_route_tables
 
     def replayed(*args: Any, **more: Any) -> Any:
         """Home and the dead letters are loaded; the tables of the route are not."""
-        monkeypatch.setattr(cutting, "tables_of", load)
+        monkeypatch.setattr(cutting, "load_route_tables", load)
         replay(open_stream(made.spec), Selection())
         return load(*args, **more)
 
-    monkeypatch.setattr(cutting, "tables_of", replayed)
+    monkeypatch.setattr(cutting, "load_route_tables", replayed)
     monkeypatch.setattr(cutting, "ATTEMPTS", attempts)
     found = CliRunner().invoke(frazil, ["cut", "shop", "--json", "--streams", str(tmp_path)])
     if attempts == 1:
@@ -253,7 +253,7 @@ def test_a_replay_ends_whose_rows_a_user_gives_up_for_a_table_that_left_route_an
     made: Shop, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(routes, "_follow", _fails(table))
+        patch.setattr(routes, "_commit_to_table", _fails(table))
         with pytest.raises(CommitUnavailable):
             replay(open_stream(made.spec), Selection())
     load_catalog(None).drop_table(table)
@@ -361,7 +361,7 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
         replay(open_stream(made.spec), Selection())
     made.follow()
     load_catalog(None).drop_table(ORDERS)
-    with pytest.raises(RouteBehind, match=r"table shop.orders is not there"):
+    with pytest.raises(RouteBehind, match=r"table shop.orders does not exist"):
         replay(open_stream(made.spec), Selection())
     assert (made.dead_letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
 
@@ -369,19 +369,19 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
 def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again, open_ = routes.written_again, RoutedTables.open
+    again, open_ = routes.rewrite_files, RoutedTables.open
 
     def opened(self: RoutedTables, home: Any) -> None:
         made.run({RAW_A: 1})
         open_(self, home)
 
     def written(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(routes, "written_again", again)
+        monkeypatch.setattr(routes, "rewrite_files", again)
         made.run({ORDERS: 1, "main": 1})
         return again(*args, **more)
 
     monkeypatch.setattr(RoutedTables, "open", opened)
-    monkeypatch.setattr(routes, "written_again", written)
+    monkeypatch.setattr(routes, "rewrite_files", written)
     opened_stream = open_stream(made.spec)
     (done,) = replay(opened_stream, Selection())
     assert (done.landed, done.failed) == (4, 2)
@@ -389,7 +389,7 @@ def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
     assert made.rows() == right
     backfill = read_backfill(made.tables.main.refresh().properties, "shop")
     assert backfill is not None
-    routes.bring(opened_stream.tables, backfill, chunks(made.tables.journals, backfill))
+    routes.commit_to_routed_tables(opened_stream.tables, backfill, chunks(made.tables.journals, backfill))
     assert made.rows() == right, "once, whoever brings them"
     check_audit(made)
 

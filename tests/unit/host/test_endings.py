@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from frazil.host.endings import KILLED, record_exit, record_unseen_exit
+from frazil.host.endings import KILLED, UNSEEN, record_exit, record_unseen_exit
 from frazil.host.records import Launch, LaunchKind, Notes, StopRequest, read_exits, write_notes
 from frazil.host.writer_log import LOG_FILE
 
@@ -40,4 +40,8 @@ def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_p
         assert read_exits(tmp_path)[-1].error is None
     (tmp_path / LOG_FILE).write_text(WARNS + WORKS)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error == f"the reason for its end is unknown. Its last warning: {WARNS.strip()}"
+    assert read_exits(tmp_path)[-1].error == f"{UNSEEN}. Its last warning: {WARNS.strip()}"
+    frames = "".join(f"\tat org.apache.spark.scheduler.DAGScheduler.run{n}(DAGScheduler.scala:{n})\n" for n in range(9))
+    (tmp_path / LOG_FILE).write_text(WARNS + frames)
+    record_unseen_exit(tmp_path, LAUNCH)
+    assert read_exits(tmp_path)[-1].error is None, "frames without their beginning are no reason"

@@ -315,3 +315,13 @@ def test_whatever_bytes_a_topic_has_the_proposal_is_valid_or_refused(values: lis
         return
     _, spec = proposed(of)
     check_supported(schema(spec), spec.source.format)
+
+
+def test_kafka_connects_wrapping_is_named_and_taken_off() -> None:
+    payloads = [{"id": i, "name": "a"} for i in range(50)]
+    of = sample(json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode() for payload in payloads)
+    text, spec = proposed(of)
+    assert '  format: {"type": "json", "unwrap": "payload"}\n' in text
+    assert "# Kafka Connect wraps these records in {schema, payload}: unwrap takes the columns from payload.\n" in text
+    assert types(spec) == {"id": "int", "name": "string"}
+    assert rejected(spec, of) == []

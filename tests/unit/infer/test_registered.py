@@ -18,7 +18,7 @@ from frazil.errors import RegistryUnavailable, SpecError
 from frazil.infer.proposal import Named, proposal
 from frazil.infer.registered import Registered, json_columns, registered
 from frazil.infer.sample import Record, Sample
-from frazil.registry.client import SchemaText, registry
+from frazil.registry.client import SchemaText, shared_registry
 from frazil.spec.formats import AvroFormat, JsonFormat, Registry
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
@@ -86,7 +86,7 @@ def sample(*values: bytes | None) -> Sample:
 
 def proposed(server: MadeRegistry, of: Sample) -> tuple[str, StreamSpec]:
     declared = Registry(url=server.url)
-    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"), registered(of, declared, registry(declared, {})))
+    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"), registered(of, declared, shared_registry(declared, {})))
     return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
 
 
@@ -143,7 +143,7 @@ def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest
     )
     away = CliRunner().invoke(frazil, ["infer", "t", "--streams", str(tmp_path)]).exception
     assert isinstance(away, RegistryUnavailable)
-    assert str(away).startswith("the schema registry http://127.0.0.1:1 does not answer: ")
+    assert str(away).startswith("the schema registry http://127.0.0.1:1 does not respond: ")
     assert str(away).endswith(
         ". Nothing was inferred: fix that, or give another registry by --registry; see source.format.registry"
     )

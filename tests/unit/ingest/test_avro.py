@@ -50,7 +50,7 @@ class Registered:
 
     def get(self, schema_id: int) -> SchemaText:
         self.requested.append(schema_id)
-        found = self._schemas.get(schema_id, UnknownSchema(f"the registry has no schema of id {schema_id}"))
+        found = self._schemas.get(schema_id, UnknownSchema(f"the registry has no schema with id {schema_id}"))
         if isinstance(found, Exception):
             raise found
         return found if isinstance(found, SchemaText) else SchemaText("AVRO", json.dumps(found))
@@ -110,8 +110,8 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (b"", ("Empty", "value is empty")),
         (b'{"s":"x"}', ("NotFramed", "the value is JSON")),
         (b"\0\0\0\0", ("NotFramed", "no zero byte and schema id")),
-        (framed(9, b"\2a\2"), ("UnknownSchema", "the registry has no schema of id 9")),
-        (framed(2**31, b"\2a\2"), ("UnknownSchema", "the registry has no schema of id -2147483648")),
+        (framed(9, b"\2a\2"), ("UnknownSchema", "the registry has no schema with id 9")),
+        (framed(2**31, b"\2a\2"), ("UnknownSchema", "the registry has no schema with id -2147483648")),
         (framed(2, b""), ("UnreadableSchema", "the schema of id 2 is of type PROTOBUF")),
         (framed(3, b""), ("UnreadableSchema", "the schema of id 3 is not a valid Avro schema: ")),
         (framed(4, b"\2"), ("MissingRequired", "s: required, and the written schema's R has no such field")),

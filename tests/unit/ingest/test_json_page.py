@@ -19,9 +19,10 @@ from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
 PAGE = Path("docs/reference/json-to-columns.md").read_text().split("## Dead letters")[0]
-PROSE = PAGE + Path("tests/unit/ingest/values/json.md").read_text()
+REST = PAGE.split("## Fields without a column\n")[1].split("\n## ")[0]
+PROSE = PAGE.replace(REST, "") + Path("tests/unit/ingest/values/json.md").read_text()
 COLUMN_ROWS = re.findall(
-    r"^\| `([a-z][^`|]*)`(?:, `unit: (\w+)`)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", PROSE, re.MULTILINE
+    r"^\| `([a-z][^`|]*)`(?:, `(?:unit|as): (.+?)`)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", PROSE, re.MULTILINE
 )
 RECORD_ROWS = re.findall(r"^\| (`[^|]+`|\*[^|]+\*) \| (`[^|]+`|dead letter [^|]+) \|$", PROSE, re.MULTILINE)
 NOT_PRINTABLE = {
@@ -55,13 +56,31 @@ def test_a_record_becomes_what_the_page_says(value: str, outcome: str) -> None:
     assert _outcome("int", "", record) == outcome
 
 
+@pytest.mark.parametrize(("value", "kept"), re.findall(r"^\| `([^`]+)` \| (`[^`]+`|\*null\*) \|$", REST, re.MULTILINE))
+def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) -> None:
+    columns = {"id": "int", "place": "struct<city: string>", "more": "string", "at": "timestamptz"}
+    source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
+    stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": "at", "rest": "more"}
+    spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
+    schema = iceberg.schema(spec)
+    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    (found,) = decoder("json", schema, units)(Chunk.of_values([value.encode()])).rows["more"].to_pylist()
+    assert kept == ("*null*" if found is None else f"`{found}`")
+
+
 def _outcome(declared: str, unit: str, record: bytes | None) -> str:
-    event_time = {"column": "x", "unit": unit} if unit else "at"
-    columns = {"x": declared} if unit else {"x": declared, "at": "timestamptz"}
+    as_json = "json" in unit
+    if as_json:
+        required = declared.endswith(" not null")
+        how = dict([unit.strip("{}").split(": ")]) if unit.startswith("{") else unit
+        x: Any = {"type": declared.removesuffix(" not null"), "as": how, "required": required}
+    event_time = {"column": "x", "unit": unit} if unit and not as_json else "at"
+    columns = {"x": x, "at": "timestamptz"} if as_json else {"x": declared, **({} if unit else {"at": "timestamptz"})}
     source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
     stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": event_time}
-    schema = iceberg.schema(validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml")))
-    units = {schema.find_field("x").field_id: unit} if unit else {}
+    spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
+    schema = iceberg.schema(spec)
+    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     decoded = decoder("json", schema, units)(Chunk.of_values([record]))
     if decoded.rejections:
         (rejection,) = decoded.rejections

@@ -46,7 +46,7 @@ class Registered:
 
     def get(self, schema_id: int) -> SchemaText:
         if schema_id not in self._schemas:
-            raise UnknownSchema(f"the registry has no schema of id {schema_id}")
+            raise UnknownSchema(f"the registry has no schema with id {schema_id}")
         return self._schemas[schema_id]
 
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (b"", "Empty", "value is empty"),
         (b'{"s":"x"}', "NotFramed", "the value is JSON"),
         (b"\0\0\0\0\7", "NotFramed", "no zero byte and schema id"),
-        (framed(9, b"\0", b""), "UnknownSchema", "no schema of id 9"),
+        (framed(9, b"\0", b""), "UnknownSchema", "no schema with id 9"),
         (framed(8, b"\0", b""), "UnreadableSchema", "the schema of id 8 is of type AVRO"),
         (framed(7, b"\2\4", b""), "UnreadableSchema", "no message at the indexes [2]"),
         (framed(7, b"\2\3", b""), "UnreadableSchema", "no message at the indexes [-2]"),

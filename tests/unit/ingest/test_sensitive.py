@@ -304,3 +304,23 @@ def test_a_sealed_value_is_read_at_its_place_with_its_secret_alone(value: bytes)
             wrong.unsealed(sealed, place)
     with pytest.raises(SpecError, match="encrypted with another secret"):
         secret.unsealed(sealed[:-1], "here")
+
+
+def test_no_sensitive_field_lands_in_the_rest_however_its_name_is_written(world: Callable[..., World]):
+    spec = spec_of(
+        {"email": "hash", "home.street": "mask", "stops.element.street": "mask", "tags.key": "hash", "ssn": "drop",
+         "card.number": "drop"},
+        {"email": "string", "home": "struct<street: string>", "stops": "list<struct<street: string>>",
+         "tags": "map<string, struct<n: int>>", "r": "string"},
+        rest="r",
+    )  # fmt: skip
+    hidden = {"EMAIL": CANARY, "Email": [CANARY], "Home": {"street": CANARY}, "ssn": CANARY, "SSN": {"x": CANARY}}
+    nested = {"home": {"STREET": CANARY, "zip": "z1"}, "stops": [{"Street": CANARY, "zip": "z2"}]}
+    of_map = {"tags": {CANARY: {"n": 1, "more": 2}}, "card": {"number": CANARY, "kind": "debit"}}
+    value = {"ts": "2024-03-09T16:00:00Z", **hidden, **nested, **of_map, "zip": "z3"}
+    texts = [json.dumps(value), json.dumps(value).replace("Email", "\\u0045mail").replace("ssn", "\\u0073sn")]
+    land = world(spec)
+    result = staged(land, [Record(text.encode()) for text in texts])
+    assert CANARY.encode() not in everything(land, result)
+    kept = '{"home": {"zip": "z1"},"stops": [{"zip": "z2"}],"zip": "z3"}'
+    assert [row["r"] for row in rows(result, "main").values()] == [kept, kept]

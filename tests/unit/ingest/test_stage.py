@@ -599,7 +599,7 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
         empty = schema_to_pyarrow(iceberg.schema(world.spec), include_field_ids=True).empty_table()
         return Decoded(empty, np.arange(0), rejections)
 
-    monkeypatch.setattr(staging, "decoder_maker", lambda *_: lambda: rejecting)
+    monkeypatch.setattr(staging, "TargetDecoder", lambda _: rejecting)
     _, dead = check(world, records, world.stage(records))
     assert [dead_letter["value"] for dead_letter in dead.values()] == [r.value for r in records]
     assert [dead_letter["key"] for dead_letter in dead.values()] == [r.key for r in records]

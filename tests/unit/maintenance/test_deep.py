@@ -120,7 +120,7 @@ def test_delete_files_are_counted_by_partition_and_are_no_data_files(made: MadeS
     )  # fmt: skip
     deletes.spec_id = 0
     manifest = write_added(
-        [deletes], Layout.of_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
+        [deletes], Layout.for_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
         path=f"{tmp_path}/d.avro", table=table, snapshot_id=1,
     )  # fmt: skip
     first, second = partitions(made, manifest)

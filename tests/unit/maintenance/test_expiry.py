@@ -249,10 +249,13 @@ def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (metadata(line(20), head=15, properties=marker("gone", 18)), "was rolled back behind stream 'gone'"),
+        (
+            metadata(line(20), head=15, properties=marker("gone", 18)),
+            "rolled back to before the last commit of stream 'gone'",
+        ),
         (metadata(line(20), properties=marker("s", 19, open_at=5)), "another engine or user moved or dropped it"),
         (metadata(line(20), properties={"frazil.stream.s": "{}"}), "is not a marker"),
-        (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill's"),
+        (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill marker"),
         (metadata(line(20), properties={"gc.enabled": "false"}), "another table may share its files"),
         (metadata(line(20), refs={"main": branch(20, min_snapshots_to_keep=1)}), "its own retention"),
     ],

@@ -16,7 +16,7 @@ import yaml
 from frazil.aggregate.due import WaitingDay
 from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
-from frazil.commit.reasons import Reason, reasons_in, reasons_of, reasons_summary
+from frazil.commit.reasons import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -54,8 +54,8 @@ def beyond(state: StreamState) -> dict[str, str]:
 
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
     landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
-    process = WriterProcess("ended", ended_at_ms=ended_at_ms)
-    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, hour=Landed(**landed)), **changes)
+    process = WriterProcess(ProcessState.NEVER if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
+    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=Landed(**landed)), **changes)
 
 
 def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:
@@ -64,7 +64,7 @@ def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> Str
 
 def landed(state: StreamState) -> tuple[int, int]:
     assert state.flow is not None
-    return state.flow.hour.records, state.flow.hour.rejected
+    return state.flow.measured.records, state.flow.measured.rejected
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,9 @@ def landed(state: StreamState) -> tuple[int, int]:
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
+        ({"records": 99, "rejected": 99}, "dead-letters", "99 of the 99 records"),
+        ({"records": 19, "rejected": 10}, "dead-letters", "10 of the 19 records"),
+        ({"records": 19, "stale": 10}, "stale-changes", "10 of the 19 records"),
         ({"stale": 201}, "stale-changes", "201 of the 1,000 records that stream s committed within the last hour were"),
     ],
 )
@@ -99,7 +102,8 @@ def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[st
         {"alive": False, "ended_at_ms": NOW_MS + 4 * MINUTE_MS},
         {"crashes": 3},
         {"waiting_batches": None},
-        {"records": 99, "rejected": 99, "stale": 99},
+        {"records": 99, "rejected": 9, "stale": 9},
+        {"records": 60, "rejected": 30, "stale": 30},
         {"records": 0},
         {"rejected": 50},
         {"stale": 200},
@@ -114,7 +118,7 @@ def test_a_share_of_few_records_changes_nothing_but_where_it_is_none() -> None:
         found = stream_readings(state(records=records, rejected=rejected), ALERTS, now_ms=NOW_MS)
         return next(r.value for r in found if r.rule == "dead-letters")
 
-    assert (share(100, 50), share(99, 50), share(99, 0), share(0, 0)) == (50, None, 0, 0)
+    assert (share(100, 50), share(99, 9), share(99, 0), share(0, 0)) == (50, None, 0, 0)
 
 
 def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
@@ -227,7 +231,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
         {"TypeMismatch": 60, "InvalidJson": 2}, samples=(*samples, Reject("made", 0, 70, "InvalidJson", ""))
     )
     batch = made.stage([RangeProgress("made", 0, 0, 100, 38, 62, None)], {}, {})
-    batch = dataclasses.replace(batch, reasons=reasons_of(rejects))
+    batch = dataclasses.replace(batch, reasons=count_reasons(rejects))
     assert Journal.from_bytes(batch.to_bytes()) == batch
     assert b"secret" not in batch.to_bytes()
     committer.commit(batch)
@@ -255,9 +259,9 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
 
 def test_places_of_dead_letters_are_left_out_of_a_summary_that_would_be_long() -> None:
     long = tuple(Reject("t" * 249, 0, n, f"Class{n}", "") for n in range(20))
-    reasons = reasons_of(Rejects({f"Class{n}": n + 1 for n in range(20)}, samples=long))
-    assert reasons_in(reasons_summary(reasons)) == {name: Reason(of.count) for name, of in reasons.items()}
-    assert reasons_in({}) == reasons_in({"frazil.rejected-by": "[1]"}) == {}
+    reasons = count_reasons(Rejects({f"Class{n}": n + 1 for n in range(20)}, samples=long))
+    assert parse_reasons(reasons_summary(reasons)) == {name: Reason(of.count) for name, of in reasons.items()}
+    assert parse_reasons({}) == parse_reasons({"frazil.rejected-by": "[1]"}) == {}
 
 
 def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
@@ -356,3 +360,32 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
 
 def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:
     assert beyond(state(alive=False, desired="paused", given_up="it broke")) == {}
+
+
+def test_a_quiet_stream_is_measured_over_its_last_hundred_records_and_a_day_at_most(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    spec = load_stream(tmp_path / "made.yaml")
+    begin_ms = time.time_ns() // 1_000_000
+    made = MadeStream(spec, begin_ms, partitions=1)
+    made.begin()
+
+    def rejects(count: int, hour: int, rejected: int) -> tuple[tuple[int, int], str | None]:
+        """Land 30 records in this hour, and return the numbers measured, and the alert."""
+        made.now_ms = begin_ms + hour * 60 * MINUTE_MS
+        start = 30 * count
+        made.land({0: (start, start + 30)}, rejected={0: range(start, start + rejected)})
+        seen = observe(spec, now_ms=made.now_ms + MINUTE_MS)
+        return landed(seen), beyond(seen).get("dead-letters")
+
+    shown = []
+    for count, (hour, rejected) in enumerate([(1, 0), (2, 20), (4, 30), (6, 30), (29, 30)]):
+        shown.append(rejects(count, hour, rejected))
+    numbers, alerts = zip(*shown, strict=True)
+    assert numbers == ((30, 0), (60, 20), (90, 50), (120, 80), (60, 60))
+    assert alerts[0] is alerts[1] is None, "20 of 60 are few"
+    assert alerts[2] is not None
+    assert "80 of the 120 records that stream made committed within the last 5 h" in (alerts[3] or "")
+    assert "60 of the 60 records that stream made committed within the last 24 h" in (alerts[4] or "")

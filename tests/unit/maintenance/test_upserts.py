@@ -17,7 +17,7 @@ from frazil.maintenance.deep import _sum_of_deletes
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
-from frazil.merge.contract import How
+from frazil.merge.contract import RowRemoval
 from tests.unit.commit.conftest import catalog_in
 from tests.unit.commit.upserts import SPEC, UpsertWorld, maintained, upsert_world
 
@@ -36,7 +36,7 @@ def measured(world: UpsertWorld, *, deep: bool = False) -> TableHealth:
     return found
 
 
-def merge_batches(world: UpsertWorld, how: How, batches: int) -> None:
+def merge_batches(world: UpsertWorld, how: RowRemoval, batches: int) -> None:
     """The first inserts all rows, each later one changes some of each bucket."""
     world.how = how
     committer = world.begin()
@@ -46,7 +46,7 @@ def merge_batches(world: UpsertWorld, how: How, batches: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
-def test_recent_files_are_those_that_merges_added_and_no_change_files(world: UpsertWorld, how: How):
+def test_recent_files_are_those_that_merges_added_and_no_change_files(world: UpsertWorld, how: RowRemoval):
     merge_batches(world, how, 5)
     recent, snapshots = measured(world).recent, world.load().metadata.snapshots
     assert recent is not None
@@ -116,7 +116,7 @@ def bucket_of(number: int) -> object:
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 def test_partitions_are_held_that_the_newest_batches_changed_and_those_of_batches_that_wait(
-    world: UpsertWorld, how: How
+    world: UpsertWorld, how: RowRemoval
 ):
     merge_batches(world, how, 1)
     assert busy(world) == set(range(4))

@@ -22,9 +22,9 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.changes import newest_by_key
-from frazil.merge.contract import Counts, DeleteFile, How, MergeRules, TableFile
-from frazil.merge.locate import KeyIndex, located
+from frazil.merge.changes import find_newest_changes
+from frazil.merge.contract import Counts, DeleteFile, MergeRules, RowRemoval, TableFile
+from frazil.merge.locate import KeyIndex, locate_rows
 from frazil.merge.table_files import Reader
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 
@@ -37,7 +37,7 @@ SCHEMA = Schema(
 )
 KEY = ("id", "part")
 BY_ID = PartitionSpec(PartitionField(1, 1000, BucketTransform(3), "id_bucket"), spec_id=0)
-HOWS: list[How] = ["auto", "copy-on-write", "merge-on-read"]
+HOWS: list[RowRemoval] = ["auto", "copy-on-write", "merge-on-read"]
 
 
 class Model:
@@ -97,7 +97,7 @@ class Model:
         return "inserted" if row is None else "unchanged" if repr(row) == repr(new) else "updated"
 
 
-def made(folder: Path, how: How = "auto", order_by: str | None = "version", **more: Any) -> MadeTable:
+def made(folder: Path, how: RowRemoval = "auto", order_by: str | None = "version", **more: Any) -> MadeTable:
     return MadeTable(folder, SCHEMA, MergeRules(KEY, order_by, how=how), **more)
 
 
@@ -135,7 +135,7 @@ KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": No
 @example(KEEPS_TWO_COLUMNS, "auto", False, "version", 1)
 @given(BATCHES, st.sampled_from(HOWS), st.booleans(), st.sampled_from(["version", None]), st.integers(1, 3))
 def test_the_table_has_what_a_dictionary_has(
-    batches: list[list[Row]], how: How, alone: bool, order_by: str | None, tasks: int
+    batches: list[list[Row]], how: RowRemoval, alone: bool, order_by: str | None, tasks: int
 ) -> None:
     model = Model(order_by)
     with TemporaryDirectory() as folder:
@@ -163,7 +163,7 @@ def test_nothing_to_merge_makes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_one_key_many_times_is_one_row(tmp_path: Path, how: How) -> None:
+def test_one_key_many_times_is_one_row(tmp_path: Path, how: RowRemoval) -> None:
     table = made(tmp_path, how, order_by=None)
     assert table.merge(table.stage([{"id": 1, "part": "a", "version": n} for n in range(50_000)])) == Counts(
         inserted=1, superseded=49_999
@@ -295,10 +295,10 @@ def test_only_row_groups_within_the_bounds_of_the_keys_are_searched(tmp_path: Pa
     pq.write_table(pq.read_table(file.path), file.path, row_group_size=100)
     reader = Reader(load_file_io({}, location=str(tmp_path)), {})
     (staged,) = table.stage([{"id": n, "part": "a", "version": 2} for n in wanted])
-    changes = reader.whole(staged.path, Schema.model_validate_json(table.changes.schema_json))
-    index = KeyIndex(newest_by_key(changes, table.rules, {}), KEY)
+    changes = reader.read_all(staged.path, Schema.model_validate_json(table.changes.schema_json))
+    index = KeyIndex(find_newest_changes(changes, table.rules, {}), KEY)
     reader.rows_read = 0
-    (found,) = located(reader, (file,), index, SCHEMA.select(*KEY))
+    (found,) = locate_rows(reader, (file,), index, SCHEMA.select(*KEY))
     assert reader.rows_read == groups * 100
     assert found.positions.tolist() == [n for n in wanted if 0 <= n < 1_000]
     table.merge([staged])
@@ -326,12 +326,12 @@ def test_a_delete_file_of_many_data_files_is_taken_apart_once(tmp_path: Path):
     rows = pa.table({"file_path": paths, "pos": pa.array(range(6), pa.int64())})
     pq.write_table(rows, path)
     shared = DeleteFile(path, 6, alone=False)
-    found = {name: reader.deleted(TableFile(name, 9, 9, 0, (), (shared,))).tolist() for name in "abcd"}
+    found = {name: reader.deleted_positions(TableFile(name, 9, 9, 0, (), (shared,))).tolist() for name in "abcd"}
     assert found == {"a": [1, 3, 5], "b": [2], "c": [0, 4], "d": []}
     assert reader.rows_read == 6
     pq.write_table(rows.slice(0, 0), path)
     reader = Reader(load_file_io({}, location=str(tmp_path)), {})
-    assert reader.deleted(TableFile("a", 9, 9, 0, (), (shared,))).tolist() == []
+    assert reader.deleted_positions(TableFile("a", 9, 9, 0, (), (shared,))).tolist() == []
 
 
 def bare(**more: Any) -> Row:

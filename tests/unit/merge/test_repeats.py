@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from pyroaring import BitMap64
 
 from frazil.merge.contract import DeleteFile, MergeContext, MergeRules, MergeTask
-from frazil.merge.repeats import _order, beside, repeats
+from frazil.merge.repeats import _rank_rows, repeats_in_batch, repeats_of_table
 from frazil.merge.table_files import write_position_deletes
 from frazil.merge.task import merge
 from tests.unit.merge.made_table import MadeTable
@@ -42,22 +42,22 @@ def test_of_near_rows_of_a_key_the_first_in_order_is_kept(rows, within, seed):
         expected[place] = any(k == key and abs(t - time) <= within for k, t in kept)
         if not expected[place]:
             kept.append((key, time))
-    found = repeats(*columns(rows), np.array(order, np.int64), within_us=within)
+    found = repeats_in_batch(*columns(rows), np.array(order, np.int64), within_us=within)
     assert found.tolist() == expected
 
 
 @given(rows=small, table=small, within=st.integers(0, 12))
 def test_a_row_repeats_any_row_of_the_table_that_is_near(rows, table, within):
     expected = [any(k == key and abs(t - time) <= within for k, t in table) for key, time in rows]
-    assert beside(*columns(rows), *columns(table), within_us=within).tolist() == expected
+    assert repeats_of_table(*columns(rows), *columns(table), within_us=within).tolist() == expected
 
 
 @pytest.mark.parametrize(("one", "other"), [(-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))])
 def test_no_distance_overflows(one: int, other: int) -> None:
     times = np.array([one, other], np.int64)
     same = np.zeros(2, np.int64)
-    assert repeats(same, times, np.arange(2), within_us=10**15).tolist() == [False, False]
-    assert not beside(same[:1], times[:1], same[1:], times[1:], within_us=10**15).any()
+    assert repeats_in_batch(same, times, np.arange(2), within_us=10**15).tolist() == [False, False]
+    assert not repeats_of_table(same[:1], times[:1], same[1:], times[1:], within_us=10**15).any()
 
 
 def placed(*rows: tuple[int, int, int | None]) -> pa.Table:
@@ -74,12 +74,12 @@ def placed(*rows: tuple[int, int, int | None]) -> pa.Table:
 
 def test_a_partition_keeps_its_order_although_its_timestamps_go_back() -> None:
     rows = placed((0, 2, 10), (0, 1, 30), (1, 7, 20), (1, 8, 40))
-    assert _order(rows).tolist() == [2, 1, 0, 3]
+    assert _rank_rows(rows).tolist() == [2, 1, 0, 3]
 
 
 def test_rows_without_a_timestamp_have_an_order_too() -> None:
-    assert _order(placed((1, 0, None), (0, 5, None), (0, 4, None))).tolist() == [2, 1, 0]
-    assert _order(placed()).tolist() == []
+    assert _rank_rows(placed((1, 0, None), (0, 5, None), (0, 4, None))).tolist() == [2, 1, 0]
+    assert _rank_rows(placed()).tolist() == []
 
 
 def test_a_record_repeats_no_row_that_a_delete_file_names(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_marker import BackfillState, read_backfill
-from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import BackfillRecord
 from frazil.errors import FrazilError
 from frazil.history.read import read_history
 from frazil.operations.fetch import fetch_history, fetch_standing
@@ -101,9 +101,9 @@ def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(m
     plan = plan_abandon(made.spec)
     head = head_of(made.tables.main.refresh().metadata)
     assert head is not None
-    committer.publish(Record(committer.backfill, {}), audited_at=head.snapshot_id)
+    committer.publish(BackfillRecord(committer.backfill, {}), audited_at=head.snapshot_id)
     with pytest.raises(FrazilError, match=r"just been published, and table demo\.ticks has its rows"):
         plan.carry_out()
     reported = read_history(made.spec, since_ms=0).happened
-    said = ["begins", "is published: it brought 0 records"]
+    said = ["begins", "is published: 0 records"]
     assert [what.sentence for what in reported] == [f"backfill {committer.backfill.id} {what}" for what in said]

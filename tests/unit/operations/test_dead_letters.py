@@ -18,12 +18,12 @@ from frazil.commit.dead_letter_counts import (
     HOUR_MS,
     SPANS,
     Counts,
+    count_recent,
     dead_letter_changes,
     dead_letter_summary,
-    listed,
-    span_of,
+    span_start,
 )
-from frazil.commit.reasons import MAX_REASONS, Reason, reasons_in, reasons_summary
+from frazil.commit.reasons import MAX_REASONS, Reason, parse_reasons, reasons_summary
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.operations.dead_letters import COMMITTED_MS, Rejected, count_rejected, find_treatments, with_treatments
 from frazil.status.flow import DAY_MS
@@ -188,7 +188,7 @@ class World:
 def reported(dead_letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, int]]:
     at = pa.array([at_ms for at_ms, _ in dead_letters], pa.timestamp("ms", tz="UTC"))
     names = pa.array([name for _, name in dead_letters], pa.string())
-    return listed(pa.table({"rejected_at": at, "error_class": names}), now_ms=now_ms)
+    return count_recent(pa.table({"rejected_at": at, "error_class": names}), now_ms=now_ms)
 
 
 @given(st.integers().map(random.Random), st.sampled_from((2_000, 120, 60)), st.integers(4, 60))
@@ -208,7 +208,7 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_wit
     if any(not one.changes.by for one in treatments):
         return  # it was too long
     span = max((one.changes.span for one in treatments), default=1)
-    since_ms = span_of((begin_ms - COMMITTED_MS) // HOUR_MS, span) * HOUR_MS
+    since_ms = span_start((begin_ms - COMMITTED_MS) // HOUR_MS, span) * HOUR_MS
     for found in count_rejected(main, "orders", treatments, now_ms=now_ms):
         assert 0 <= found.there <= world.left(found.reason, since_ms)
 
@@ -220,9 +220,9 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
 ) -> None:
     rejected = [NOW_MS - hour * HOUR_MS for hour in range(24)]
     main = snapshots(*(batch(at_ms, NotJson=TEN) for at_ms in reversed(rejected)))
-    changed = {("NotJson", span_of(at_ms // HOUR_MS, span)): 0 for at_ms in rejected}
+    changed = {("NotJson", span_start(at_ms // HOUR_MS, span)): 0 for at_ms in rejected}
     for at_ms in rejected:
-        changed["NotJson", span_of(at_ms // HOUR_MS, span)] -= 10
+        changed["NotJson", span_start(at_ms // HOUR_MS, span)] -= 10
     summary = {**dead_letter_summary(changed), dead_letter_counts.SPAN: str(span)}
     treatments = find_treatments(
         snapshots((NOW_MS, {"frazil.dead-letters-of": "orders", **summary})), main, "orders", since_ms=0
@@ -239,5 +239,7 @@ def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are
 
 
 def test_a_number_that_is_none_is_not_reported() -> None:
-    assert dead_letter_changes({dead_letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == dead_letter_counts.NOTHING
-    assert reasons_in({reasons.NAME: '{"NotJson": [Infinity]}'}) == {}
+    assert (
+        dead_letter_changes({dead_letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == dead_letter_counts.NO_CHANGES
+    )
+    assert parse_reasons({reasons.NAME: '{"NotJson": [Infinity]}'}) == {}

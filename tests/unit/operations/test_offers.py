@@ -77,7 +77,7 @@ def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
 def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(action: PageAction):
     missing = replace(BEGUN, coordinates=False)
     assert action not in possible_actions(declared("append"), missing)
-    assert "keeps no Kafka coordinates (its table does not have the columns)" in (
+    assert "does not store Kafka coordinates (its table does not have the columns)" in (
         refusal(action, declared("append"), missing) or ""
     )
 
@@ -113,11 +113,11 @@ def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_n
 def test_while_dead_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
     spec, now = declared("append"), replace(BEGUN, backfill=REPLAY)
     assert possible_actions(spec, now)[3:] == (PageAction.ABANDON, PageAction.REPLAY)
-    assert "`frazil dlq replay ticks` finishes it first" in (refusal(PageAction.BACKFILL, spec, now) or "")
+    assert "finish it with `frazil dlq replay ticks`" in (refusal(PageAction.BACKFILL, spec, now) or "")
 
 
 def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
     spec, now = declared("append"), Standing(is_read=True)
     assert possible_actions(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
     assert "has no marker in table demo.ticks" in (refusal(PageAction.BACKFILL, spec, now) or "")
-    assert "nothing tells which dead letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")
+    assert "so frazil cannot determine which dead letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.partitions.completeness import Cursor, Feed, complete_to, decide, waits_for
-from frazil.partitions.watermark import holding_back, watermark_us
+from frazil.partitions.completeness import Cursor, Feed, complete_until_us, decide, feeds_behind
+from frazil.partitions.watermark import slowest_partition, watermark_us
 from frazil.partitions.windows import Grain, Window
 
 HOUR = Grain.HOUR.us
@@ -36,7 +36,7 @@ def test_every_window_completes_once_in_order_and_never_before_every_stream_has_
     for found, late in polls:
         made = decide(found, cursor, late, grain=Grain.HOUR, complete_from_us=begin)
         for window in made.complete:
-            assert not waits_for(found, window)
+            assert not feeds_behind(found, window)
             assert found
         # Whatever the streams do, what was complete stays so, and only that is opened again.
         assert all(w.start_us < done[-1].end_us and w in done for w in made.again)
@@ -44,7 +44,7 @@ def test_every_window_completes_once_in_order_and_never_before_every_stream_has_
         cursor = moved(cursor, made)
     assert [w.start_us for w in done] == [done[0].start_us + n * HOUR for n in range(len(done))]
     if done and begin is not None:
-        assert done[0] == Window.of(begin, Grain.HOUR)
+        assert done[0] == Window.containing(begin, Grain.HOUR)
 
 
 @given(feeds.filter(any))
@@ -107,7 +107,7 @@ partitions = st.dictionaries(st.tuples(st.just("t"), st.integers(0, 4)), st.none
 @given(partitions, st.sets(st.tuples(st.just("t"), st.integers(0, 4))), st.none() | st.integers(0, 100))
 def test_whoever_holds_the_watermark_back_is_its_minimum_or_has_no_record(seen, idle, previous):
     known = {tp: us for tp, us in seen.items() if us is not None}
-    holder = holding_back(known, partitions=seen, idle=idle)
+    holder = slowest_partition(known, partitions=seen, idle=idle)
     watermark = watermark_us(known, partitions=seen, idle=idle, previous_us=previous)
     if holder is None:
         assert set(seen) <= idle
@@ -118,5 +118,5 @@ def test_whoever_holds_the_watermark_back_is_its_minimum_or_has_no_record(seen, 
 
 
 def test_a_table_without_streams_has_no_bound():
-    assert complete_to(()) is None
-    assert complete_to(at(5)) == NOON + 5 * MINUTE
+    assert complete_until_us(()) is None
+    assert complete_until_us(at(5)) == NOON + 5 * MINUTE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.partitions.completeness import Feed, complete_to
-from frazil.partitions.open_windows import FURTHEST_AHEAD_US, Alignment
+from frazil.partitions.completeness import Feed, complete_until_us
+from frazil.partitions.open_windows import MAX_AHEAD_US, Alignment
 from frazil.partitions.windows import Grain, Window
 
 moments = st.integers(-(10**16), 10**16)
@@ -18,13 +18,13 @@ HOUR_US = Grain.HOUR.us
 def test_what_is_complete_to_the_signals_never_waits_and_what_is_not_waits_unless_absurdly_ahead(
     align: Alignment, us: int, watermark_us: int, newest_us: int | None
 ) -> None:
-    window = Window.of(us, align.grain)
+    window = Window.containing(us, align.grain)
     start_us = Grain.HOUR.floor(us)
     waits = align.waits(start_us, HOUR_US, watermark_us=watermark_us, newest_us=newest_us)
-    bound = complete_to((Feed("s", watermark_us, align.lateness_us),))
+    bound = complete_until_us((Feed("s", watermark_us, align.lateness_us),))
     assert bound is not None
     known_us = watermark_us if newest_us is None else max(watermark_us, newest_us)
-    ahead = start_us - known_us > FURTHEST_AHEAD_US
+    ahead = start_us - known_us > MAX_AHEAD_US
     assert waits == (window.end_us > bound and not ahead)
 
 

@@ -11,7 +11,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import MonthTransform, YearTransform
 from pyiceberg.types import NestedField, TimestamptzType
 
-from frazil.partitions.window_rows import window_rows
+from frazil.partitions.window_rows import count_rows
 from frazil.partitions.windows import Grain, Window
 from tests.unit.commit.conftest import catalog_in
 
@@ -28,5 +28,5 @@ def test_the_first_and_the_last_window_of_the_calendar_are_counted(tmp_path: Pat
         table.append(pa.table({"at": pa.array([FIRST, None, 0, LAST, LAST], pa.timestamp("us", "UTC"))}))
         snapshot = table.metadata.snapshots[-1].snapshot_id
 
-        windows = [Window.of(at, grain) for at in (FIRST, 0, LAST)]
-        assert list(window_rows(table, windows, column="at", snapshot_id=snapshot).values()) == [1, 1, 2]
+        windows = [Window.containing(at, grain) for at in (FIRST, 0, LAST)]
+        assert list(count_rows(table, windows, column="at", snapshot_id=snapshot).values()) == [1, 1, 2]

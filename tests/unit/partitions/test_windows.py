@@ -14,13 +14,13 @@ grains = st.sampled_from(Grain)
 
 @given(moments, grains)
 def test_a_moment_lies_in_its_window(us, grain):
-    window = Window.of(us, grain)
+    window = Window.containing(us, grain)
     assert window.start_us <= us < window.end_us == window.start_us + grain.us
 
 
 @given(moments, grains)
 def test_a_key_names_one_window(us, grain):
-    window = Window.of(us, grain)
+    window = Window.containing(us, grain)
     assert Window.parse(window.key) == window
 
 
@@ -33,7 +33,10 @@ def test_the_windows_between_two_moments_follow_each_other_and_have_ended(us, co
 
 def test_keys_are_those_of_airflows_partition_mappers():
     us = 1_388_361_600_000_000  # 2013-12-30T00:00:00Z
-    assert (Window.of(us, Grain.HOUR).key, Window.of(us, Grain.DAY).key) == ("2013-12-30T00", "2013-12-30")
+    assert (Window.containing(us, Grain.HOUR).key, Window.containing(us, Grain.DAY).key) == (
+        "2013-12-30T00",
+        "2013-12-30",
+    )
 
 
 def test_another_text_is_refused():

@@ -19,7 +19,7 @@ import requests
 
 from frazil.errors import RegistryUnavailable, SpecError
 from frazil.registry import bounded_http, client
-from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, registry
+from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, shared_registry
 from frazil.spec.formats import Registry
 from tests.made_registry import Answer, MadeRegistry, made_registry
 from tests.secured_kafka import Authority
@@ -73,7 +73,7 @@ def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: Ma
             found.get(schema_id)
     assert server.requested == ["/schemas/ids/9"]
     server.answers["/schemas/ids/9"] = [(200, {"schema": "{}"})]
-    with mock.patch.object(client, "UNKNOWN_FOR_S", 0.0):
+    with mock.patch.object(client, "UNKNOWN_ID_CACHE_S", 0.0):
         assert found.get(9).text == "{}"
 
 
@@ -112,19 +112,19 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> 
     [
         ((401, {"error_code": 401}), "refuses the credentials"),
         ((403, b"no"), "refuses the credentials"),
-        ((404, b"<html>"), "answers with 404, but not as a schema registry"),
-        ((404, {"error_code": 404}), "answers with 404, but not as a schema registry"),
-        ((200, b"<html>"), "answers with 200, but not as a schema registry"),
-        ((200, {"schema": 5}), "answers with 200, but not as a schema registry"),
-        ((200, b"[" * 100_000), "answers with 200, but not as a schema registry"),
+        ((404, b"<html>"), "responds with status 404, but not like a schema registry"),
+        ((404, {"error_code": 404}), "responds with status 404, but not like a schema registry"),
+        ((200, b"<html>"), "responds with status 200, but not like a schema registry"),
+        ((200, {"schema": 5}), "responds with status 200, but not like a schema registry"),
+        ((200, b"[" * 100_000), "responds with status 200, but not like a schema registry"),
         ((200, {"schema": "{}", "references": [{}]}), r"returns invalid references \(KeyError\)"),
         ((200, {"schema": "{}", "references": 5}), r"returns invalid references \(TypeError\)"),
         (
             (200, {"schema": "{}", "references": [{"name": "x", "subject": "x", "version": "newest"}]}),
             r"returns invalid references \(ValueError\)",
         ),
-        ((500, b""), "answers with 500"),
-        ((429, b""), "answers with 429"),
+        ((500, b""), "responds with status 500"),
+        ((429, b""), "responds with status 429"),
     ],
 )
 def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer, said: str) -> None:
@@ -135,7 +135,7 @@ def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer
 
 def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "padding": "x" * 200_000})]
-    said = r"does not answer: .* more than 100,000 bytes"
+    said = r"does not respond: .* more than 100,000 bytes"
     with mock.patch.object(bounded_http, "MAX_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
         opened(server.url, timeout_s=0.1).get(1)
     assert opened(server.url).get(1).text == "{}"
@@ -146,7 +146,7 @@ def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -
         path = f"/subjects/s{i}/versions/1?deleted=true" if i else "/schemas/ids/1"
         reference = {"name": "x", "subject": f"s{i + 1}", "version": 1}
         server.answers[path] = [(200, {"schema": "{}", "references": [reference]})]
-    said = "a chain of more than 8 others"
+    said = "a chain of more than 8 other schemas"
     with mock.patch.object(client, "MAX_REFERENCE_DEPTH", 8), pytest.raises(UnknownSchema, match=said):
         opened(server.url).get(1)
 
@@ -159,7 +159,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
         server.answers[path] = [(200, {"schema": str(i), "references": [reference] if i < 5 else []})]
     clock = iter(float(i) for i in itertools.count())  # a second passes with each look at it
     found = opened(server.url, timeout_s=2)
-    said = "did not give all references of a schema within 10 s; the next try continues from there"
+    said = "did not return all references of a schema within 10 s; the next attempt continues from there"
     with mock.patch.object(client, "time", mock.Mock(monotonic=lambda: next(clock), sleep=time.sleep)):
         with pytest.raises(RegistryUnavailable, match=said):
             found.get(1)
@@ -185,10 +185,10 @@ def silent() -> Iterator[str]:
 
 def test_silence_and_an_address_without_a_server_are_reported_without_what_is_secret() -> None:
     with silent() as url:
-        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not answer") as raised:
+        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not respond") as raised:
             opened(url, timeout_s=0.2).get(1)
         assert "secret" not in str(raised.value)
-    with pytest.raises(RegistryUnavailable, match="does not answer: ConnectionRefusedError"):
+    with pytest.raises(RegistryUnavailable, match="does not respond: ConnectionRefusedError"):
         opened(url, timeout_s=0.2).get(1)
 
 
@@ -200,7 +200,7 @@ def test_an_answer_that_drips_is_none_after_the_timeout(scheme: str, tmp_path: P
         server.answers["/schemas/ids/1"] = [(200, {"schema": '"string"', "padding": "x" * 10_000})]
         found = opened(server.url, timeout_s=0.5, **trust)
         server.drip_s = 0.05  # minutes for the whole answer, and each byte comes soon
-        with pytest.raises(RegistryUnavailable, match=r"does not answer within 0\.5 s"):
+        with pytest.raises(RegistryUnavailable, match=r"does not respond within 0\.5 s"):
             found.get(1)
         server.drip_s = 0.0
         assert opened(server.url, **trust).get(1).text == '"string"'
@@ -212,7 +212,7 @@ def test_the_timeout_holds_across_a_redirect() -> None:
         second.answers["/other"] = [(200, {"schema": '"string"', "padding": "x" * 10_000})]
         found = opened(first.url, timeout_s=0.5)
         second.drip_s = 0.05
-        with pytest.raises(RegistryUnavailable, match=r"does not answer within 0\.5 s"):
+        with pytest.raises(RegistryUnavailable, match=r"does not respond within 0\.5 s"):
             found.get(1)
 
 
@@ -220,10 +220,10 @@ def test_a_host_that_a_late_redirect_leads_to_gets_no_more_time() -> None:
     with made_registry() as server:
         server.answers["/"] = [(200, {"padding": "x" * 10_000})]
         server.drip_s = 0.05
-        bound = bounded_http._current_request.bound = bounded_http._Bound(60.0)
+        bound = bounded_http._current_request.bound = bounded_http._TimeLimit(60.0)
         bound.end()  # as the timer does while the first host drips
         with pytest.raises(requests.exceptions.ConnectionError):
-            bounded_http.session().get(server.url, timeout=60.0)
+            bounded_http.create_session().get(server.url, timeout=60.0)
 
 
 def test_only_the_declared_authority_is_trusted(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_only_the_declared_authority_is_trusted(tmp_path: Path) -> None:
         assert opened(server.url, ca_file=str(ours.certificate)).get(1).text == "{}"
         for trusted in (None, str(others.certificate)):
             untrusting = opened(server.url, ca_file=trusted)
-            with pytest.raises(RegistryUnavailable, match=r"does not answer: .*CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(RegistryUnavailable, match=r"does not respond: .*CERTIFICATE_VERIFY_FAILED"):
                 untrusting.get(1)
     with pytest.raises(SpecError, match=r"ca-file: \S+/lost\.pem does not exist on this host"):
         opened("https://registry", ca_file=str(tmp_path / "lost.pem"))
@@ -266,9 +266,9 @@ def test_credentials_go_to_no_other_host_that_a_registry_redirects_to(server: Ma
 
 def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
     declared = Registry(url="http://r", token="${env:T}")
-    one = registry(declared, {"T": "a"})
-    assert registry(declared, {"T": "a"}) is one
-    assert registry(declared, {"T": "b"}) is not one
+    one = shared_registry(declared, {"T": "a"})
+    assert shared_registry(declared, {"T": "a"}) is one
+    assert shared_registry(declared, {"T": "b"}) is not one
 
 
 def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
-from frazil.signals.completion import Assessment, assess, signal
+from frazil.signals.completion import Assessment, assess, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.load import load_stream
@@ -62,10 +62,10 @@ class Minutes:
 
     def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
         """Assess and signal: the windows' keys, revisions, rows and late rows."""
-        return [facts(s) for s in signal(self.catalog, self.assess(), clock_ms=NOW_MS, gates=gates)]
+        return [facts(s) for s in signal_windows(self.catalog, self.assess(), clock_ms=NOW_MS, gates=gates)]
 
     def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:
-        return [facts(s) for s in signal(self.catalog, self.assess(other), clock_ms=NOW_MS)]
+        return [facts(s) for s in signal_windows(self.catalog, self.assess(other), clock_ms=NOW_MS)]
 
     def stored(self) -> list[tuple[str, int, int, int]]:
         return [facts(s) for s in TableSignals.load(self.catalog, "demo.minutes").after(0)]

@@ -16,9 +16,9 @@ from frazil.commit.late_rows import WINDOWS, late_rows
 from frazil.commit.marker_change import adopt, forget
 from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
 from frazil.partitions.completeness import Cursor
-from frazil.partitions.window_rows import window_rows
+from frazil.partitions.window_rows import count_rows
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import Assessment, Gate, assess, release, send_again, signal
+from frazil.signals.completion import Assessment, GateOutcome, assess, release_window, resend_signals, signal_windows
 from frazil.signals.signal import SignalState
 from frazil.signals.signal_table import IDENTIFIER, TableSignals, newest_signals
 from frazil.spec.load import streams_of
@@ -33,8 +33,8 @@ def minutes(tmp_path: Path, frazil_home: Path) -> Minutes:  # noqa: ARG001
     return stream
 
 
-def fails(seen: Assessment, windows: Sequence[Window]) -> dict[Window, Gate]:  # noqa: ARG001
-    return dict.fromkeys(windows, Gate(passed=False, note="carrier is null in 3 rows"))
+def fails(seen: Assessment, windows: Sequence[Window]) -> dict[Window, GateOutcome]:  # noqa: ARG001
+    return dict.fromkeys(windows, GateOutcome(passed=False, note="carrier is null in 3 rows"))
 
 
 def test_each_window_is_signalled_once_with_its_rows(minutes):
@@ -81,8 +81,8 @@ def test_signals_of_two_checks_at_once_are_sent_once(minutes):
     minutes.signal()
     minutes.send(10, 70)
     first, second = minutes.assess(), minutes.assess()
-    assert len(signal(minutes.catalog, first, clock_ms=NOW_MS)) == 1
-    assert signal(minutes.catalog, second, clock_ms=NOW_MS) == ()
+    assert len(signal_windows(minutes.catalog, first, clock_ms=NOW_MS)) == 1
+    assert signal_windows(minutes.catalog, second, clock_ms=NOW_MS) == ()
     assert len(minutes.stored()) == 1
     data = Path(minutes.catalog.load_table(IDENTIFIER).location().removeprefix("file://")) / "data"
     assert len(list(data.rglob("*.parquet"))) == 1, "what the slower one wrote is gone"
@@ -111,13 +111,13 @@ def test_several_streams_complete_a_window_together(minutes, tmp_path):
     assert minutes.assess(other).decision.through_us is None, "a declared stream that has not begun holds all open"
     other.made.begin()
     other.send(0, 30)
-    signal(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
+    signal_windows(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
     minutes.send(70, 130)
     seen = minutes.assess(other)
     assert seen.decision.complete == ()
     assert "the watermark of others is 2013-12-30T12:29:00Z, held back by others-0" in seen.decision.reason
     other.send(30, 65)
-    (found,) = signal(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
+    (found,) = signal_windows(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
     assert facts(found) == ("T12", 1, 120, 0)
 
 
@@ -137,13 +137,13 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
     assert seen.cursor.held == {NOON}
     noon = Window(NOON, Grain.HOUR)
     minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
-    freed = release(minutes.catalog, minutes.spec, noon, note="released by op: known outage", clock_ms=NOW_MS)
+    freed = release_window(minutes.catalog, minutes.spec, noon, note="released by op: known outage", clock_ms=NOW_MS)
     assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 50, SignalState.RELEASED, True)
     assert freed.snapshot_id == head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
     (newest, _) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
     assert newest.note == "released by op: known outage"
     with pytest.raises(SpecError, match=r"window 2013-12-30T12 of demo\.minutes is not held"):
-        release(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
+        release_window(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
 
 
 def test_late_rows_ask_the_gate_again_and_what_nobody_was_reported_keeps_its_revision(minutes):
@@ -164,7 +164,7 @@ def test_an_empty_window_needs_no_gate(minutes):
     minutes.send(0, 1)
     minutes.signal()
     minutes.send(130, 131)
-    assert minutes.signal(lambda _, windows: dict.fromkeys(windows, Gate(passed=True, note="asked"))) == [
+    assert minutes.signal(lambda _, windows: dict.fromkeys(windows, GateOutcome(passed=True, note="asked"))) == [
         ("T12", 1, 1, 0),
         ("T13", 1, 0, 0),
     ]
@@ -178,16 +178,16 @@ def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
     minutes.send(10, 130)
     minutes.signal()
     noon = Window(NOON, Grain.HOUR)
-    send_again(minutes.catalog, "demo.minutes", [noon], note="sent again", clock_ms=NOW_MS)
+    resend_signals(minutes.catalog, "demo.minutes", [noon], note="sent again", clock_ms=NOW_MS)
     seen = TableSignals.load(minutes.catalog, "demo.minutes")
     assert [facts(s) for s in seen.after(2)] == [("T12", 1, 60, 0)]
     assert minutes.signal() == []
-    with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes was not signalled yet"):
-        send_again(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
+    with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes again, because it was not signalled yet"):
+        resend_signals(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
     with pytest.raises(
-        SpecError, match=r"Signals of demo\.minutes begin with 2013-12-30T12; earlier windows are history"
+        SpecError, match=r"Signals of demo\.minutes begin with 2013-12-30T12; earlier windows are never signalled"
     ):
-        send_again(minutes.catalog, "demo.minutes", [Window.parse("2013-12-30T11")], note="", clock_ms=NOW_MS)
+        resend_signals(minutes.catalog, "demo.minutes", [Window.parse("2013-12-30T11")], note="", clock_ms=NOW_MS)
 
 
 def test_dead_letters_since_the_signal_before_are_reported(minutes):
@@ -195,10 +195,10 @@ def test_dead_letters_since_the_signal_before_are_reported(minutes):
     minutes.signal()
     minutes.send(10, 30, rejected=2)
     minutes.send(30, 70, rejected=1)
-    (found,) = signal(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
+    (found,) = signal_windows(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     assert found.dead_letters == 3
     minutes.send(70, 130)
-    (found,) = signal(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
+    (found,) = signal_windows(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     assert found.dead_letters == 0
 
 
@@ -211,7 +211,10 @@ def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_set
     minutes.send(70, 130)
     minutes.made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(before).commit()
     assert minutes.signal() == []
-    assert "demo.minutes was rolled back behind stream 'minutes'" in minutes.assess().decision.reason
+    assert (
+        "demo.minutes was replaced, or rolled back to before the last commit of stream 'minutes'"
+        in minutes.assess().decision.reason
+    )
     minutes.read = 70
     minutes.made.reset({0: 70})
     minutes.send(70, 140)
@@ -225,7 +228,7 @@ def test_a_marker_that_no_valid_file_declares_keeps_every_window_open(minutes, t
     other.send(0, 70)
     seen = minutes.assess()
     assert seen.decision.through_us is None
-    assert "others does not count: no valid file declares it" in seen.decision.reason
+    assert "the watermark of others cannot be used: no valid file declares the stream" in seen.decision.reason
     (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
     with pytest.raises(SpecError, match=r"others\.yaml"):
         streams_of(tmp_path, "demo.minutes")
@@ -391,10 +394,10 @@ def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes,
             type(catalog), "load_table", lambda self, name: old if name == "demo.minutes" else load(self, name)
         )
         seen = assess(catalog, [minutes.spec])
-        assert "an older state of demo.minutes than was signalled" in seen.decision.reason
-        assert signal(catalog, seen, clock_ms=NOW_MS) == ()
+        assert "an older state of demo.minutes than the one already signalled" in seen.decision.reason
+        assert signal_windows(catalog, seen, clock_ms=NOW_MS) == ()
         with pytest.raises(CommitUnavailable, match="older state"):
-            release(catalog, minutes.spec, Window(NOON, Grain.HOUR), note="", clock_ms=NOW_MS)
+            release_window(catalog, minutes.spec, Window(NOON, Grain.HOUR), note="", clock_ms=NOW_MS)
     assert minutes.signal() == []
 
 
@@ -423,14 +426,14 @@ def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes)
     windows = [Window(NOON + h * HOUR, Grain.HOUR) for h in range(-1, 3)]
     first = table.metadata.snapshots[-2].snapshot_id
     head = head_of(table.metadata).snapshot_id
-    assert list(window_rows(table, windows, column="at", snapshot_id=first).values()) == [0, 60, 30, 0]
-    assert list(window_rows(table, windows, column="at", snapshot_id=head).values()) == [0, 60, 40, 0]
-    day = Window.of(NOON, Grain.DAY)
-    assert window_rows(table, [day], column="at", snapshot_id=head) == {day: 100}
+    assert list(count_rows(table, windows, column="at", snapshot_id=first).values()) == [0, 60, 30, 0]
+    assert list(count_rows(table, windows, column="at", snapshot_id=head).values()) == [0, 60, 40, 0]
+    day = Window.containing(NOON, Grain.DAY)
+    assert count_rows(table, [day], column="at", snapshot_id=head) == {day: 100}
     table.delete("at < '2013-12-30T12:30:00+00:00'")
     table = minutes.made.tables.main.refresh()
     head = head_of(table.metadata).snapshot_id
-    assert list(window_rows(table, windows[1:3], column="at", snapshot_id=head).values()) == [30, 40]
+    assert list(count_rows(table, windows[1:3], column="at", snapshot_id=head).values()) == [30, 40]
 
 
 def test_a_stream_without_windows_is_never_checked(minutes):
@@ -444,6 +447,6 @@ def test_a_signal_survives_its_way_through_the_table(minutes):
     minutes.send(0, 1)
     minutes.signal()
     minutes.send(60, 61)
-    (made,) = signal(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
+    (made,) = signal_windows(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     (read,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
     assert read == dataclasses.replace(made, number=1)

@@ -12,7 +12,7 @@ import yaml
 from frazil.commit import missing_rows
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
-from frazil.signals.completion import Assessment, assess, signal
+from frazil.signals.completion import Assessment, assess, signal_windows
 from frazil.spec.load import load_streams, streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, seen_by, with_windows
@@ -49,7 +49,7 @@ def seen(made: MadeRoute, table: str = "shop.orders") -> Assessment:
 
 def complete(made: MadeRoute, table: str = "shop.orders") -> list[int]:
     """The hours that are complete with rows, counted from the first."""
-    rows = signal(load_catalog(None), seen(made, table), clock_ms=1)
+    rows = signal_windows(load_catalog(None), seen(made, table), clock_ms=1)
     return [(one.start_us - BEGIN_US) // HOUR_US for one in rows if one.rows]
 
 
@@ -93,7 +93,7 @@ def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRo
 def test_the_first_rows_that_wait_leave_everything_unknown_with_the_reason(made: MadeRoute) -> None:
     made.batch({"shop.orders": 1}, at_us=hour(0.5))
     assert seen(made).decision.reason.startswith(
-        "nothing is complete: shop does not count: shop.orders misses rows from batch 1-1 on"
+        "nothing is complete: the watermark of shop cannot be used: shop.orders is missing rows from batch 1-1 on"
     )
 
 
@@ -115,9 +115,9 @@ def test_a_table_that_was_rolled_back_or_whose_default_table_is_gone_completes_n
     orders = catalog.load_table("shop.orders")
     with orders.manage_snapshots() as refs:
         refs.rollback_to_snapshot(orders.metadata.snapshots[0].snapshot_id)
-    assert "shop does not count" in seen(made).decision.reason
+    assert "the watermark of shop cannot be used" in seen(made).decision.reason
     catalog.drop_table("shop.other")
-    assert "shop does not count" in seen(made).decision.reason
+    assert "the watermark of shop cannot be used" in seen(made).decision.reason
 
 
 def test_a_table_whose_writer_has_all_batches_reads_no_journal(

@@ -77,8 +77,11 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
     ("more", "message"),
     [
         ({"mode": "upsert", "key": ["departed"]}, "route.name: 'carrier' is not in the key"),
-        ({"evolution": "additive"}, "evolution: 'additive' is not possible with a route yet"),
-        ({"distribution": "hash"}, "distribution: 'hash' is not possible with a route yet"),
+        ({"distribution": "hash"}, "distribution: 'hash' gives writers shares by the default table's recent batches"),
+        (
+            {"source": {"topics": "x", "bootstrap-servers": "a:1", "format": {"type": "json", "lines": True}}},
+            "source.format.lines: 'true' could send rows of one record to several tables",
+        ),
         (
             {"commit": {"align": "watermark"}, "partition-by": ["day(departed)"]},
             "commit.align: 'watermark' is not possible with a route yet",
@@ -90,6 +93,19 @@ def test_what_is_not_possible_with_a_route_is_refused(declare: Declare, more: di
     with pytest.raises(SpecError) as raised:
         load_stream(declare(schema={"carrier": "string not null", "departed": "timestamptz"}, route=route, **more))
     assert message in str(raised.value)
+
+
+def test_streams_that_share_a_routed_table_declare_full_evolution_both_or_neither(
+    declare: Declare, tmp_path: Path
+) -> None:
+    schema = {"carrier": "string not null", "departed": "timestamptz"}
+    for number, evolution in ((1, "additive"), (2, "full")):
+        route, table = {"by": "field", "name": "carrier", "tables": {"a": "demo.a"}}, f"demo.of_{number}"
+        source = {"topics": f"t{number}", "format": "json", "bootstrap-servers": "a:1"}
+        path = f"{number}.yaml"
+        declare(path, name=f"s{number}", table=table, source=source, schema=schema, route=route, evolution=evolution)
+    with pytest.raises(SpecError, match=r"2\.yaml: evolution: full, and .*1\.yaml, which feeds demo\.a too, has: add"):
+        load_streams(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from pyiceberg.types import StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
-from frazil.commit.following import give_up, give_up_beside
-from frazil.commit.missing_rows import missing_rows
+from frazil.commit.following import give_up, give_up_waiting_rows
+from frazil.commit.missing_rows import tables_behind
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path
-from frazil.commit.waiting_files import note_of, notes
+from frazil.commit.waiting_files import load_note, load_notes
 from frazil.errors import AccessDenied, RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     made.land(a=2, order=1)
     made.land(a=1, b=3)
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
-    (behind,) = missing_rows(made.tables, made.home())
+    (behind,) = tables_behind(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
     assert "not yours" in behind.reason, "who looks hears what the writer met"
     assert missing_tables(made.spec) == {A: str(behind)}
@@ -329,7 +329,7 @@ def test_one_error_after_a_long_downtime_does_not_end_the_stream(made: Shop, bro
 def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
-    with pytest.raises(RouteBehind, match=r"it is forbidden \(.*not yours\): let frazil's user.*--give-up shop\.raw_a"):
+    with pytest.raises(RouteBehind, match=r"access denied \(.*not yours\): grant frazil's user.*--give-up shop\.raw_a"):
         made.start()
     assert made.waited_s == pytest.approx(RETRY_TIMEOUT_S)
 
@@ -391,18 +391,18 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
 def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
     made.land(a=2)
-    give_up_beside(made.tables, A, made.home())
-    assert missing_rows(made.tables, made.home()) == []
+    give_up_waiting_rows(made.tables, A, made.home())
+    assert tables_behind(made.tables, made.home()) == []
     made.land(b=1)
     assert made.route.followers.behind == {}, "a writer that runs takes notice"
     made.land(a=1)
-    assert [b.rows for b in missing_rows(made.tables, made.home())] == [1]
+    assert [b.rows for b in tables_behind(made.tables, made.home())] == [1]
     broken.refused.clear()
     made.start()
     assert made.offsets(A) == [3]
     made.land(b=1)
     made.start()
-    assert notes(made.tables) == []
+    assert load_notes(made.tables) == []
 
 
 @pytest.mark.parametrize("given_up", [True, False])
@@ -413,7 +413,7 @@ def test_a_table_that_was_never_made_and_is_no_longer_allowed_is_made_only_for_r
     broken.refused = {("create_table", A)}
     made.land(a=2, b=1)
     if given_up:
-        give_up_beside(made.tables, A, made.home())
+        give_up_waiting_rows(made.tables, A, made.home())
     text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     made.spec = shop(route={**text["route"], "allow": ["b*"]})
     made.start()
@@ -450,7 +450,7 @@ def test_where_more_tables_are_there_than_the_limit_a_start_makes_no_other(made:
     broken.refused = {("create_table", f"shop.raw_w{i}") for i in range(3)}
     made.land(w0=1, w1=1, w2=1)
     for i in range(3):
-        give_up_beside(made.tables, f"shop.raw_w{i}", made.home())
+        give_up_waiting_rows(made.tables, f"shop.raw_w{i}", made.home())
     broken.refused = set()
     allowing(made, "*", limit=2).start()
     assert not [table for _, table in load_catalog(None).list_tables("shop") if table.startswith("raw_w")]
@@ -481,7 +481,7 @@ def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: S
     hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
     made.route.make(["Ä"], made.home())
-    note = note_of(made.tables, hashed)
+    note = load_note(made.tables, hashed)
     assert note is not None
     assert note.value == "Ä"
     broken.refused.clear()
@@ -509,7 +509,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
         r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()
     ]
     assert not [one for one in reported if "NoSuchTableError" in one or "`frazil route shop" not in one]
-    assert any("what failed batches left of it stays" in one for one in reported)
+    assert any("Files of failed batches stay in its folder" in one for one in reported)
     recreate_table(made.spec, made.tables, A)
     give_up(made.tables, A, made.home())
     made.start()
@@ -531,7 +531,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
     assert "shows the remedy" not in outage.sentence, "the reason does already"
-    (behind,) = missing_rows(made.tables, made.home())
+    (behind,) = tables_behind(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
 
 

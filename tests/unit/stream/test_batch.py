@@ -19,6 +19,7 @@ from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.events import DistributionChosen, NoticeGiven, StreamEvent
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_rates import join_ranges, write_rates_of
@@ -61,6 +62,23 @@ def test_a_notice_of_a_task_is_given_once():
     for _ in range(2):
         BatchRunner._give_notices(runner, answers)
     assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
+
+
+def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
+    emitted: list[StreamEvent] = []
+    tables = SimpleNamespace(main=SimpleNamespace(identifier="a.b"))
+    runner: Any = SimpleNamespace(unknown=NO_DRIFT, emit=emitted.append, tables=tables)
+    for unknown, names in ((2, ("schema", "payload")), (0, ()), (1, ("x",))):
+        drift = SchemaDrift(unknown=unknown, names=names)
+        BatchRunner._report_unknown(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+    first, second = emitted
+    assert isinstance(first, NoticeGiven)
+    assert isinstance(second, NoticeGiven)
+    assert first.sentence.startswith(
+        "2 records have no field of any column of a.b: their fields are 'payload', 'schema'"
+    )
+    assert second.sentence.startswith("3 records have no field of any column of a.b: their fields are 'payload', 'sch")
+    assert second.replaces == first.sentence
 
 
 def test_a_journal_has_the_last_transaction_before_its_end():

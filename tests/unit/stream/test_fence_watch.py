@@ -26,7 +26,7 @@ class Watched:
         self.hanging: list[Callable[[], None]] = []
         self.watch = FenceWatch(clock=lambda: self.now, open=lambda _: cast("Catalog", None), start=self._start)
         self.tables: Any = SimpleNamespace(
-            stream="rides", main=SimpleNamespace(catalog_name="lake"), marker_seen_by=self._marker
+            stream="rides", main=SimpleNamespace(catalog_name="lake"), load_marker_with=self._marker
         )
 
     def _start(self, work: Callable[[], None]) -> None:

@@ -280,6 +280,14 @@ def test_a_notice_stays_in_the_heartbeat_and_is_logged(bench: Bench, caplog: pyt
     assert warnings(caplog) == ["stream s: reads in the slower way, because there is no compiler"]
 
 
+def test_a_notice_that_replaces_another_is_in_the_heartbeat_alone(bench: Bench, caplog: pytest.LogCaptureFixture):
+    bench.events.emit(NoticeGiven("3 records have no column"))
+    bench.events.emit(NoticeGiven("look"))
+    bench.events.emit(NoticeGiven("5 records have no column", replaces="3 records have no column"))
+    assert bench.after(2).notices == ("look", "5 records have no column")
+    assert warnings(caplog) == ["stream s: 3 records have no column", "stream s: look"]
+
+
 def test_the_last_decision_about_a_shuffle_is_in_the_heartbeat_and_each_is_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):

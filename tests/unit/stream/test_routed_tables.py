@@ -64,7 +64,7 @@ class Shop:
             "main": ensure_table(self.catalog, self.spec),
             "dead-letters": ensure_dead_letters(self.catalog, self.spec),
         }
-        self.tables = StreamTables.of("shop", targets, clock_ms=lambda: 1, retry_policy=RetryPolicy(total_s=5))
+        self.tables = StreamTables.open("shop", targets, clock_ms=lambda: 1, retry_policy=RetryPolicy(total_s=5))
         Committer.take_over(self.tables, source=SOURCE, initial=lambda: {("shop", 0): 0})
 
     def home(self) -> Marker:
@@ -110,7 +110,7 @@ def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> Non
         file.touch()
     next_start = dataclasses.replace(shop.tables, routed={})
     settle(next_start, Committer.take_over(next_start, source=SOURCE, initial=dict))
-    StreamRoute.begin(shop.spec, next_start, shop.home(), Followers.of(next_start, shop.home()), lambda _: None)
+    StreamRoute.begin(shop.spec, next_start, shop.home(), Followers.load(next_start, shop.home()), lambda _: None)
     assert not (Path(bare_path(batch_folder(table, "shop", lost))) / "0.parquet").exists()
     assert (Path(bare_path(batch_folder(table, "shop", current))) / "0.parquet").exists()
 
@@ -123,9 +123,9 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
 
     shop = Shop(tables={"a": "shop.a"})
     monkeypatch.setattr("frazil.commit.sweep.batch_folders", refused)
-    followers = Followers.of(shop.tables, shop.home())
+    followers = Followers.load(shop.tables, shop.home())
     assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), followers, lambda _: None) is not None
-    assert "what failed batches left of table shop.a stays until the next start" in caplog.text
+    assert "cannot delete files of failed batches of table shop.a, the next start retries" in caplog.text
 
 
 def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit_to_a_dropped_table_failed() -> None:
@@ -189,11 +189,11 @@ def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().make(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
-    waiting = Behind("shop.of_a", 1, 1, 5, "it does no longer exist")
+    waiting = Behind("shop.of_a", 1, 1, 5, "it no longer exists")
     routed = shop.open(shop__of_a=waiting)
     routed.make(["a"], shop.home())
     assert routed.absent["shop.of_a"].startswith(
-        "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it does no longer exist"
+        "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it no longer exists"
     )
     recreate_table(shop.spec, shop.tables, "shop.of_a")
     assert "shop.of_a" in shop.open(shop__of_a=waiting).absent

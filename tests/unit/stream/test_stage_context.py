@@ -52,7 +52,7 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
     tables = dataclasses.replace(tables, targets={**tables.targets, "main": OnRest(catalog, "demo.flights")})
 
     context = stage_context(
@@ -90,7 +90,7 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
 ) -> None:
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
     own = {target: Vending(catalog, handle.identifier) for target, handle in tables.targets.items()}
     tables = dataclasses.replace(tables, targets=own)
     names = {"main": "demo.flights", "dead-letters": "demo.flights_dead_letters"}
@@ -117,7 +117,7 @@ def test_what_others_do_to_the_columns_is_checked_before_each_batch(
 ) -> None:
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
 
     def check() -> None:
         stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
@@ -145,7 +145,7 @@ def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
     """A backfill does not evolve the table: its rows would not have the new column's values for ever."""
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
     columns = (*SPEC.columns, SPEC.columns[1].model_copy(update={"name": "more"}))
     wider = SPEC.model_copy(update={"columns": columns})
     with pytest.raises(SchemaIncompatible, match=r"not have all declared columns yet \(more\).*frazil restart flights"):

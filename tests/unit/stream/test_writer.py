@@ -163,7 +163,7 @@ def test_a_start_without_its_secret_takes_no_stream_over_from_a_writer_that_runs
     monkeypatch.setattr(KafkaOffsets, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
     monkeypatch.setattr(KafkaOffsets, "starts", lambda *_: {("t", 0): 0})
     catalog = load_catalog(None)
-    tables = StreamTables.of(
+    tables = StreamTables.open(
         spec.name,
         {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)},
         clock_ms=lambda: 1,

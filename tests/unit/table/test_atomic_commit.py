@@ -25,7 +25,7 @@ from requests.adapters import HTTPAdapter
 from frazil import clock
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import SpecError
-from frazil.table.atomic_catalogs import ADVERTISED, commit_tables_of, why_not_atomic
+from frazil.table.atomic_catalogs import ADVERTISED, find_commit_tables, why_not_atomic
 from frazil.table.atomic_commit import TableChange
 from frazil.table.catalogs import CatalogConfig, _open
 
@@ -144,7 +144,7 @@ def changes(tables: list[Table]) -> list[TableChange]:
 
 
 def test_the_request_is_the_specifications(server: Server, tables: list[Table]) -> None:
-    commit = commit_tables_of(opened(**{"frazil.atomic": "Lakekeeper"}))
+    commit = find_commit_tables(opened(**{"frazil.atomic": "Lakekeeper"}))
     assert commit(changes(tables)) is None
     sent = server.requests[-1]
     assert (sent.method, sent.url) == ("POST", "http://lake.example/api/v1/lake-house/transactions/commit")
@@ -158,7 +158,7 @@ def test_the_request_is_the_specifications(server: Server, tables: list[Table]) 
 
 
 def test_each_attempt_has_an_idempotency_key_of_its_own(server: Server, tables: list[Table]) -> None:
-    commit, before_ms = commit_tables_of(opened(**{"frazil.atomic": "polaris"})), time.time_ns() // 1_000_000
+    commit, before_ms = find_commit_tables(opened(**{"frazil.atomic": "polaris"})), time.time_ns() // 1_000_000
     for _ in range(3):
         commit(changes(tables))
     keys = [str(sent.headers["Idempotency-Key"]) for sent in server.requests[-3:]]
@@ -178,7 +178,7 @@ def test_each_attempt_has_an_idempotency_key_of_its_own(server: Server, tables: 
 def test_an_answer_is_taken_as_that_of_a_single_tables_commit(
     server: Server, tables: list[Table], status: int, error: type[Exception]
 ) -> None:
-    commit = commit_tables_of(opened(**{"frazil.atomic": "polaris"}))
+    commit = find_commit_tables(opened(**{"frazil.atomic": "polaris"}))
     server.status, server.requests = status, []
     with pytest.raises(error):
         commit(changes(tables))
@@ -188,12 +188,14 @@ def test_an_answer_is_taken_as_that_of_a_single_tables_commit(
 def test_a_server_that_is_not_what_its_catalog_says_is_refused(server: Server) -> None:
     server.endpoints = ENDPOINTS[:1]
     with pytest.raises(SpecError, match=re.escape(f"to be polaris, but its server does not offer `{ADVERTISED}`")):
-        commit_tables_of(opened(**{"frazil.atomic": "polaris"}))
+        find_commit_tables(opened(**{"frazil.atomic": "polaris"}))
 
 
 def test_the_endpoint_alone_proves_nothing(server: Server) -> None:
-    with pytest.raises(SpecError, match=r"most change several tables one after the other.*frazil\.atomic"):
-        commit_tables_of(opened())
+    with pytest.raises(
+        SpecError, match=r"most REST catalogs change several tables one after the other.*frazil\.atomic"
+    ):
+        find_commit_tables(opened())
     assert server.endpoints == ENDPOINTS
 
 

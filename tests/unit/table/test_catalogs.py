@@ -39,9 +39,9 @@ from frazil.table.catalogs import (
     _open,
     catalog_config,
     catalog_errors,
-    catalogs_kept,
-    existing_catalog,
+    keep_catalogs,
     load_catalog,
+    open_existing_catalog,
     spark_properties,
 )
 from frazil.table.spark_catalog import jar_sets, spark_catalog
@@ -83,7 +83,7 @@ def test_a_catalog_in_a_relative_file_or_uri_is_not_taken_for_an_empty_one(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", uri)
     load_catalog("prod").create_namespace("city")
-    assert existing_catalog("prod").list_namespaces() == [("city",)]
+    assert open_existing_catalog("prod").list_namespaces() == [("city",)]
 
 
 def test_a_named_catalog_comes_from_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,9 +338,9 @@ def test_a_database_that_no_catalog_uses_any_more_keeps_no_connections(
 
 def test_a_catalog_is_opened_once_in_some_seconds_while_catalogs_are_kept(monkeypatch: pytest.MonkeyPatch):
     load_catalog(None)
-    with catalogs_kept():
-        first = existing_catalog(None)
-        assert existing_catalog(None) is first
-        monkeypatch.setattr(catalogs, "KEPT_S", 0.0)
-        assert existing_catalog(None) is not first
-    assert existing_catalog(None) is not existing_catalog(None)
+    with keep_catalogs():
+        first = open_existing_catalog(None)
+        assert open_existing_catalog(None) is first
+        monkeypatch.setattr(catalogs, "CATALOG_CACHE_S", 0.0)
+        assert open_existing_catalog(None) is not first
+    assert open_existing_catalog(None) is not open_existing_catalog(None)

@@ -47,8 +47,8 @@ AB = schema((1, "a", TEXT), (2, "b", TEXT))
 
 def test_a_column_that_was_renamed_is_named_with_its_new_name_and_the_ways_out() -> None:
     assert reported(AB, AB, schema((1, "x", TEXT), (2, "b", TEXT))) == {
-        "a": "was renamed to x in the table; rename it back, declare x if that is what records call it, or add a new "
-        "optional column of its name to the table"
+        "a": "was renamed to x in the table; rename it back, declare x if records use that name, or add a new "
+        "optional column a to the table"
     }
 
 
@@ -61,7 +61,7 @@ def test_a_required_column_that_was_renamed_is_reported_once() -> None:
 
 def test_a_column_that_was_dropped_is_not_added_again() -> None:
     assert reported(AB, AB, schema((2, "b", TEXT))) == {
-        "a": "was dropped from the table; take it out of the declaration, or add it to the table again, as an optional "
+        "a": "was dropped from the table; remove it from the declaration, or add it to the table again, as an optional "
         "string"
     }
 
@@ -95,7 +95,7 @@ def test_columns_whose_names_were_exchanged_are_both_reported() -> None:
     steps = [AB, schema((1, "t", TEXT), (2, "b", TEXT)), schema((1, "t", TEXT), (2, "a", TEXT))]
     said = reported(AB, *steps, schema((1, "b", TEXT), (2, "a", TEXT)))
     assert said.keys() == {"a", "b"}
-    assert said["a"].startswith("is another column than before: that one was renamed to b in the table")
+    assert said["a"].startswith("is another column than before: the earlier column was renamed to b in the table")
     assert "frazil.accepted-schema to 0" in said["a"]
 
 
@@ -149,7 +149,7 @@ def test_a_name_is_searched_for_where_it_was() -> None:
 def test_a_column_that_others_widened_fits_and_one_that_never_was_so_narrow_does_not() -> None:
     narrow, wide = schema((1, "n", IntegerType())), schema((1, "n", LongType()))
     assert found(narrow, narrow, wide) == ()
-    assert "is declared int, and is long" in reported(narrow, wide)["n"]
+    assert "is declared int, but is long" in reported(narrow, wide)["n"]
     assert found(wide, narrow) == (Promotion(("n",), LongType()),)
     cents, more = schema((1, "d", DecimalType(5, 2))), schema((1, "d", DecimalType(9, 2)))
     assert found(cents, cents, more) == ()

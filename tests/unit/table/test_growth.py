@@ -59,7 +59,10 @@ def test_names_in_another_case_are_refused_at_every_level():
     changes, refused = requested(new("Note"), new("place", "A"), new("Gate"), new("gate"))
     assert changes == [new("Gate")]
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
-    assert refused[0] == "Note has the name of the column note in other case, which it does not fill; write it as note"
+    assert (
+        refused[0]
+        == "Note differs from the column note only in upper and lower case, so it is not stored; name it note"
+    )
 
 
 def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
@@ -113,7 +116,7 @@ def test_columns_are_counted_with_what_is_in_them():
     two = StructType(NestedField(1, "x", LongType()), NestedField(2, "y", LongType()))
     changes, refused = requested(new("a"), new("b", kind=two), new("c"), limit=16)
     assert changes == [new("a"), new("c")]
-    assert refused == ["b would be column 18 of the table, and evolution.max-columns is 16"]
+    assert refused == ["b would be column 18 of the table, but evolution.max-columns is 16"]
 
 
 def test_types_become_wider_and_never_narrower_or_others():

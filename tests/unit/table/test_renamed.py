@@ -8,7 +8,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
 from frazil.spec.former_columns import PROPERTY, former_columns
-from frazil.table.renamed import ColumnChanges, aliases, problems, renamed_fields
+from frazil.table.renamed import ColumnChanges, aliases, find_problems, with_current_names
 
 BEFORE = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())
@@ -22,13 +22,13 @@ def names(schema: Schema) -> list[str]:
 
 
 def test_a_declaration_by_the_old_names_means_the_columns_as_they_are_now():
-    assert names(renamed_fields(BEFORE, TABLE, FORMER)) == ["id", "b"]
-    assert names(renamed_fields(TABLE, TABLE, FORMER)) == ["id", "b", "new"]
+    assert names(with_current_names(BEFORE, TABLE, FORMER)) == ["id", "b"]
+    assert names(with_current_names(TABLE, TABLE, FORMER)) == ["id", "b", "new"]
 
 
 def test_one_column_is_declared_once():
     both = Schema(NestedField(1, "a", StringType()), NestedField(2, "b", StringType()))
-    assert names(renamed_fields(both, TABLE, FORMER)) == ["b"]
+    assert names(with_current_names(both, TABLE, FORMER)) == ["b"]
 
 
 def test_a_name_that_a_column_has_now_is_no_other_ones():
@@ -56,21 +56,21 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "x.y"}, []), ["is not a valid column name"]),
         (ColumnChanges({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
         (ColumnChanges({"b": "gone"}, []), ["was the name of another column"]),
-        (ColumnChanges({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
+        (ColumnChanges({"b": "c"}, ["b"]), ["cannot be both renamed and dropped"]),
     ],
 )
 def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
-    found = problems(requested, TABLE, [BEFORE], fixed={})
+    found = find_problems(requested, TABLE, [BEFORE], fixed={})
     assert len(found) == len(says)
     assert all(words in sentence for words, sentence in zip(says, found, strict=True))
 
 
 def test_two_columns_do_not_get_one_name():
-    assert problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
+    assert find_problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
         "C is given to two columns"
     ]
 
 
 def test_a_column_that_others_rely_on_stays():
-    found = problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
-    assert found == ["the column new stays as it is: it is needed"]
+    found = find_problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
+    assert found == ["the column new cannot be changed: it is needed"]

@@ -13,7 +13,7 @@ from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table import rest_catalog
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import CatalogConfig, _open, catalog_errors
-from frazil.table.rest_catalog import nested
+from frazil.table.rest_catalog import nest_properties
 from tests.troubled_proxy import (
     Answer,
     Call,
@@ -49,7 +49,7 @@ def opened(server: TroubledProxy, **properties: str) -> str:
     return text
 
 
-FOREIGN = "CommitUnavailable: the uri of the catalog 'lake' does not answer like an Iceberg REST catalog: it answers"
+FOREIGN = "CommitUnavailable: the uri of the catalog 'lake' does not respond like an Iceberg REST catalog: status"
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ FOREIGN = "CommitUnavailable: the uri of the catalog 'lake' does not answer like
         (page(200), f"{FOREIGN} 200 with text/html instead of JSON: '<html><body>Welcome!</body></html>'"),
         (page(200, "<p>" * 10_000), f"{FOREIGN} 200 with text/html"),
         (page(404), f"{FOREIGN} 404 with text/html"),
-        (Answer(404), f"{FOREIGN} 404 without Iceberg's error. Correct uri and warehouse, unless"),
-        (Answer(408), f"{FOREIGN} 408 without Iceberg's error"),
-        (Answer(425), f"{FOREIGN} 425 without Iceberg's error"),
-        (page(425), f"{FOREIGN} 425 without Iceberg's error"),
-        (refusal(404, "no such warehouse"), "SpecError: the catalog 'lake' does not know the warehouse"),
-        (Answer(200, b"[1, 2]"), "CommitUnavailable: .* its JSON is not a valid ConfigResponse"),
-        (Answer(200, b'{"defaults": "?"}'), "CommitUnavailable: .* its JSON is not a valid ConfigResponse"),
-        (Answer(200, b"{}"), "CommitUnavailable: .* its JSON is not a valid ListNamespaceResponse"),
+        (Answer(404), f"{FOREIGN} 404 without an Iceberg error. Correct its uri and warehouse"),
+        (Answer(408), f"{FOREIGN} 408 without an Iceberg error"),
+        (Answer(425), f"{FOREIGN} 425 without an Iceberg error"),
+        (page(425), f"{FOREIGN} 425 without an Iceberg error"),
+        (refusal(404, "no such warehouse"), "SpecError: the warehouse of the catalog 'lake' does not exist"),
+        (Answer(200, b"[1, 2]"), "CommitUnavailable: .* the JSON is not a valid ConfigResponse"),
+        (Answer(200, b'{"defaults": "?"}'), "CommitUnavailable: .* the JSON is not a valid ConfigResponse"),
+        (Answer(200, b"{}"), "CommitUnavailable: .* the JSON is not a valid ListNamespaceResponse"),
         (Answer(502, b"Bad Gateway"), "CommitUnavailable: the catalog 'lake' cannot be reached"),
         (page(503, "<p>" * 10_000), "CommitUnavailable: the catalog 'lake' cannot be reached"),
-        (Answer(401), "AccessDenied: the catalog 'lake' or its storage refuses our credentials"),
+        (Answer(401), "AccessDenied: the catalog 'lake' or its storage refuses frazil's credentials"),
         (Answer(400), "CommitRefused: the catalog 'lake' refuses the request"),
     ],
 )
@@ -81,7 +81,10 @@ def test_whatever_answers_that_is_no_catalog_is_one_sentence(server: TroubledPro
 def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server: TroubledProxy) -> None:
     catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
     server.trouble = instead(page(404))
-    with pytest.raises(CommitUnavailable, match="does not answer like an Iceberg REST catalog"), catalog_errors("lake"):
+    with (
+        pytest.raises(CommitUnavailable, match="does not respond like an Iceberg REST catalog"),
+        catalog_errors("lake"),
+    ):
         catalog.load_table("city.rides")
 
 
@@ -94,7 +97,7 @@ def test_who_reads_asks_an_overloaded_catalog_again_a_few_times(server: Troubled
     server.calls.clear()
     server.trouble = instead(refusal(status, "busy", Retry_After="0"))
     assert "busy" in opened(server)
-    assert server.calls["GET"] == 1 + rest_catalog.READ_RETRIES
+    assert server.calls["GET"] == 1 + rest_catalog.MAX_READ_RETRIES
 
 
 def _then(trouble: Trouble, answer: Answer) -> Trouble:
@@ -111,7 +114,7 @@ def test_a_catalog_that_does_not_answer_is_not_awaited_for_ever(
 
 def test_what_pyiceberg_takes_as_mappings_is_given_as_such() -> None:
     flat = {"uri": "u", "auth.type": "oauth2", "auth.oauth2.client_id": "me", "ssl.cabundle": "ca.pem", "a.b": "c"}
-    assert nested(flat) == {
+    assert nest_properties(flat) == {
         "uri": "u",
         "auth": {"type": "oauth2", "oauth2": {"client_id": "me"}},
         "ssl": {"cabundle": "ca.pem"},

@@ -17,10 +17,10 @@ from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
-from frazil.table.object_storage import KEYS_AT_ONCE, MAX_OPEN, FsspecStore, _failures
+from frazil.table.object_storage import MAX_CACHED_FILE_IOS, MAX_KEYS_PER_REQUEST, FsspecStore, _translate_errors
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import open_store
-from frazil.table.storage_mistakes import staging_failure
+from frazil.table.storage_mistakes import translate_staging_failure
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -79,7 +79,7 @@ def test_deleting_what_is_gone_is_fine(store: ObjectStore, folder: str) -> None:
 def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_go(store: ObjectStore, folder: str) -> None:
     for name in ("a", "b/inside", "c", "d/inside"):
         store.put(f"{folder}/{name}", b"")
-    with pytest.raises(OSError, match=r"/b.*; 1 more files could not be deleted, .*/d among them"):
+    with pytest.raises(OSError, match=r"/b.*; 1 more files could not be deleted, including .*/d"):
         store.delete(f"{folder}/{name}" for name in "abcd")
     assert [file.path for file in store.list_files(folder)] == [f"{folder}/b/inside", f"{folder}/d/inside"]
 
@@ -100,7 +100,7 @@ class FakeS3:
         if not self.batches:
             raise translate_boto_error(ClientError({"Error": {"Code": "NotImplemented", "Message": "no"}}, method))
         keys = [each["Key"] for each in Delete["Objects"]]
-        assert len(keys) <= KEYS_AT_ONCE
+        assert len(keys) <= MAX_KEYS_PER_REQUEST
         self.requests.append(keys)
         return {"Errors": [{"Key": k, "Code": self.refused[k], "Message": "no"} for k in keys if k in self.refused]}
 
@@ -176,7 +176,7 @@ def test_a_put_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full_disk)
     for put in (LocalStore().put, LocalStore().put_if_absent):
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x'"):
             put(f"{tmp_path}/x", b"data")
     assert list(tmp_path.iterdir()) == []
 
@@ -237,12 +237,12 @@ def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
     vended = {"s3.endpoint": "http://127.0.0.1:1", "s3.session-token": "0"}
     store = open_store("s3://bucket/table", lambda: dict(vended))
     clients = []
-    for load in range(3 * MAX_OPEN):
+    for load in range(3 * MAX_CACHED_FILE_IOS):
         vended["s3.session-token"] = f"renewed {load}"
         clients.append(weakref.ref(store._files))  # type: ignore[attr-defined]
         assert open_store("s3://bucket/table", dict(vended))._files is clients[-1]()  # type: ignore[attr-defined]
     gc.collect()
-    assert sum(client() is not None for client in clients) <= MAX_OPEN
+    assert sum(client() is not None for client in clients) <= MAX_CACHED_FILE_IOS
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
 )
 def test_a_token_that_expired_is_no_refusal(code: str, error: type[Exception]) -> None:
     refused = translate_boto_error(ClientError({"Error": {"Code": code, "Message": "no"}}, "PutObject"))
-    with pytest.raises(error), _failures("s3://bucket/table/x"):
+    with pytest.raises(error), _translate_errors("s3://bucket/table/x"):
         raise refused
 
 
@@ -272,6 +272,13 @@ def test_files_are_opened_with_no_more_than_opens_them() -> None:
     assert own.keys() == {*of_a_table, "py-io-impl"} - {"frazil.stream.flights"}
 
 
+def test_a_full_disk_of_a_local_warehouse_is_named() -> None:
+    full = translate_staging_failure("file:///lake/silo/data", OSError(errno.ENOSPC, "No space left on device"))
+    assert isinstance(full, CommitUnavailable)
+    assert str(full).startswith("the disk of file:///lake/silo/data is full: ")
+    assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EIO, "broken")) is None
+
+
 def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:
-    assert staging_failure("s3://lake/t", OSError(errno.ENOSPC, "No space left on device")) is None
-    assert isinstance(staging_failure("s3://lake/t", OSError("a part could not be sent")), CommitUnavailable)
+    assert translate_staging_failure("s3://lake/t", OSError(errno.ENOSPC, "No space left on device")) is None
+    assert isinstance(translate_staging_failure("s3://lake/t", OSError("a part could not be sent")), CommitUnavailable)

@@ -100,13 +100,13 @@ def test_any_other_difference_is_refused_with_column_types_and_ways_out(
 
 def test_a_type_never_becomes_narrower(catalog: Catalog, stream: Stream) -> None:
     ensure_table(catalog, stream(schema=COLUMNS | {"delay": "long", "d": "decimal(9, 2)"}))
-    with pytest.raises(SchemaIncompatible, match=r"column delay is declared int, and is long .*column d is declared"):
+    with pytest.raises(SchemaIncompatible, match=r"column delay is declared int, but is long .*column d is declared"):
         ensure_table(catalog, stream(schema=COLUMNS | {"d": "decimal(8, 2)"}))
 
 
 def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, stream: Stream) -> None:
     ensure_table(catalog, stream(schema=COLUMNS | {"id": "long not null"}))
-    with pytest.raises(SchemaIncompatible, match="column id is long not null in the table and is not declared"):
+    with pytest.raises(SchemaIncompatible, match="column id is long not null in the table, but is not declared"):
         ensure_table(catalog, stream())
 
 
@@ -142,7 +142,7 @@ def test_a_start_adds_no_column_again_that_others_renamed_or_dropped(catalog: Ca
         "column departed was renamed to left_at in the table; rename it back, declare left_at if",
         "column kafka_offset was renamed to position in the table; rename it back, or add a new",
         "column place.zip was renamed to place.code in the table",
-        "column delay was dropped from the table; take it out of the declaration, or add it",
+        "column delay was dropped from the table; remove it from the declaration, or add it",
     ):
         assert words in str(refused.value)
     assert table.refresh().schema() == before
@@ -232,8 +232,8 @@ def test_the_tables_own_layout_wins_with_a_warning(
     with caplog.at_level(logging.WARNING):
         table = ensure_table(catalog, stream(partition_by=["hour(departed)"], sort_by=["delay"]))
     assert [str(field.transform) for field in table.spec().fields] == ["day"]
-    assert "declares the partitioning [hour(departed)], and demo.flights has [day(departed)]" in caplog.text
-    assert "declares the sort order [identity(delay) asc nulls-first], and demo.flights has []" in caplog.text
+    assert "declares the partitioning [hour(departed)], but table demo.flights has [day(departed)]" in caplog.text
+    assert "declares the sort order [identity(delay) asc nulls-first], but table demo.flights has []" in caplog.text
 
 
 def test_a_layout_that_is_not_declared_is_no_difference(

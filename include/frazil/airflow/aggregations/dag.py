@@ -221,11 +221,11 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     Skip the day if a quality gate holds one of its windows.
     """
     # Parsing a DAG file must not load PyIceberg.
-    from frazil.aggregate.day_input import choose_input, held  # noqa: PLC0415
+    from frazil.aggregate.day_input import choose_input, held_windows  # noqa: PLC0415
 
     with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
-        if waiting := held(day.signals):
+        if waiting := held_windows(day.signals):
             raise AirflowSkipException(
                 f"a quality gate holds {', '.join(waiting)}; {day.day} runs when this is released"
             )
@@ -241,7 +241,7 @@ def _check_needed(day: _SignalledDay) -> None:
     Runs that a user starts or clears are never skipped.
     """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
-    from frazil.aggregate.due import is_shown  # noqa: PLC0415 - as above
+    from frazil.aggregate.due import is_aggregated  # noqa: PLC0415 - as above
 
     run = get_current_context()["dag_run"]
     # A user who clears a run wants to repeat it, perhaps because the SQL changed.
@@ -251,7 +251,7 @@ def _check_needed(day: _SignalledDay) -> None:
         raise AirflowSkipException(
             f"the signals of {day.day} are not complete: frazil did not send the events that started this run"
         )
-    if is_shown(day.catalog, day.spec, day.day, day.signals):
+    if is_aggregated(day.catalog, day.spec, day.day, day.signals):
         raise AirflowSkipException(f"{day.spec.target} already has {day.day} at these revisions")
 
 
@@ -299,11 +299,11 @@ class _SignalledDay:
 
 def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
     from frazil.aggregate.day_input import day_signals  # noqa: PLC0415 - as above
-    from frazil.table.catalogs import existing_catalog  # noqa: PLC0415
+    from frazil.table.catalogs import open_existing_catalog  # noqa: PLC0415
 
     spec = find_aggregation(Path(aggregations), name)
     day = parse_day(get_current_context()["dag_run"].partition_key)
-    catalog = existing_catalog(spec.catalog)
+    catalog = open_existing_catalog(spec.catalog)
     return _SignalledDay(spec, day, catalog, day_signals(catalog, spec, day))
 
 

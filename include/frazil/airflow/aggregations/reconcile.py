@@ -16,12 +16,12 @@ from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
-from frazil.aggregate.due import WaitingDay, late, open_day, waiting_days
+from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, late_days
 from frazil.aggregate.spec import find_aggregation, parse_day
 from frazil.airflow.assets import AGAIN, again_asset, partition_asset
 from frazil.airflow.untrusted import Store, stored_mapping, stored_text
 from frazil.errors import SpecError
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -46,16 +46,16 @@ list events.
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
     """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
-    catalog, store = existing_catalog(spec.catalog), context["asset_state_store"][asset]
+    catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = first_day(store)
     if first is None:
-        if (opened := open_day(catalog, spec)) is None:
+        if (opened := find_open_day(catalog, spec)) is None:
             raise AirflowSkipException(f"no window of {spec.source} has been signalled yet")
         store.set(FIRST, str(opened))
         first = opened
     now_ms = clock.now_ms()
     # Half of the declared time, so that the run has the other half before an alert fires.
-    found = late(waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
+    found = late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
         raise AirflowSkipException(f"no day of {name} has been complete for {spec.within / 2} without being aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART

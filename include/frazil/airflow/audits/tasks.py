@@ -15,10 +15,10 @@ from frazil.airflow.side_by_side import side_by_side
 from frazil.audit.declared import audit
 from frazil.audit.findings import FindingKind
 from frazil.audit.run import Audit
+from frazil.commit.former_table import lost_or_replaced
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
-from frazil.table.lost import lost_table
 from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,7 @@ def audit_hours(
 ) -> AuditJson:
     """Audit the complete hours before `moment`, and log each finding.
 
-    Raises AirflowSkipException if the stream has not begun, TableLost if the catalog no longer has the table although
-    its files exist, and the errors of `audit`.
+    Raises AirflowSkipException if the stream has not begun, and the errors of `audit`.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)
@@ -100,7 +99,7 @@ def audit_hours(
 
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
-    if load_stream_table(spec) is None and lost_table(spec) is None:
+    if load_stream_table(spec) is None and lost_or_replaced(spec, None) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"
         )

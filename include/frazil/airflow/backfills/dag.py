@@ -133,7 +133,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 def plan(streams: str) -> dict[str, Any] | None:
     """Log what the backfill would write. Return the request; None if nothing is to be written or this is a dry run."""
-    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - not when a DAG file is parsed
+    from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
     params = dict(context["params"])
@@ -142,7 +142,7 @@ def plan(streams: str) -> dict[str, Any] | None:
         backfill.check_wanted()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
-        for sentence in sentences(found, stream=backfill.request.stream):
+        for sentence in estimate_sentences(found, stream=backfill.request.stream):
             log.info(sentence)
         if last and last.is_open:
             log.info("Continuing backfill %s of this request, which has %d chunks", last.id, last.chunks)

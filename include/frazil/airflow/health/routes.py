@@ -21,7 +21,7 @@ from frazil.maintenance.routed import made_tables
 from frazil.maintenance.unmeasured import RULE as UNMEASURED
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def reread_route(
 
     Raises the errors of the catalog when it lists tables.
     """
-    catalog = existing_catalog(spec.table.catalog)
+    catalog = open_existing_catalog(spec.table.catalog)
     tables = made_tables(catalog, spec, specs)
     share = next_after(before.after, [table.name for table in tables])
     by_name = {table.name: table for table in tables}

@@ -16,7 +16,7 @@ from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 
-from frazil.aggregate.due import late, open_day, waiting_days
+from frazil.aggregate.due import find_open_day, find_waiting_days, late_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_id
@@ -41,7 +41,7 @@ from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
 from frazil.status.stream import stream_state
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
 
 log = logging.getLogger(__name__)
@@ -219,11 +219,11 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return
-    catalog = existing_catalog(spec.catalog)
-    first_days[name] = first = first_days[name] or open_day(catalog, spec)
+    catalog = open_existing_catalog(spec.catalog)
+    first_days[name] = first = first_days[name] or find_open_day(catalog, spec)
     if first is not None:
-        waiting = waiting_days(catalog, spec, first=first)
-        yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
+        waiting = find_waiting_days(catalog, spec, first=first)
+        yield late_reading(name, spec.target, late_days(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:

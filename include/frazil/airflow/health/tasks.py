@@ -32,7 +32,7 @@ from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import rounded_bytes
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _store_states(steps: Mapping[str, AlertStep], store: Store) -> dict[str, lis
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
     """Return the table's health, None if the table does not exist, or a sentence on why it cannot be measured."""
     try:
-        found = measure(existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
+        found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
     log.info("%s: %s", table.name, _measurement(found) if found else "the table does not exist yet")

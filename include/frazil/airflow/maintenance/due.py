@@ -17,7 +17,7 @@ from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.tables import MaintainedTable, maintained_together, routes
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def _tables_with_need(
             return bool(by_name[name].due(run.actions)) or name in dirty
         needs = False
         for table in together[name]:
-            catalog = existing_catalog(table.catalog)
+            catalog = open_existing_catalog(table.catalog)
             answers = due_actions(catalog, table, run.actions)
             log.info("%s", "; ".join(sentence(table.name, *one) for one in answers.items()) or f"{name}: no table yet")
             needs = needs or any(answer.due for answer in answers.values())

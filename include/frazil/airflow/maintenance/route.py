@@ -21,7 +21,7 @@ from frazil.maintenance.routed import DueTable, due_of_route, tables_of_route
 from frazil.maintenance.tables import routes
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class RouteTables:
         """
         if not {*Action} & {*actions}:
             return []
-        catalog, now_ms = existing_catalog(self.spec.table.catalog), clock.now_ms()
+        catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()
         tables = {table.name: table for table in tables_of_route(catalog, self.spec, self.specs)}
 
         def check(name: str) -> DueTable | None:
@@ -120,7 +120,7 @@ class RouteTables:
             raise AirflowSkipException(
                 "orphans were cleaned up less than a day ago, or the stream declares `orphans: off`"
             )
-        catalog = existing_catalog(self.spec.table.catalog)
+        catalog = open_existing_catalog(self.spec.table.catalog)
         left = [table for table in tables_of_route(catalog, self.spec, self.specs) if table.name > after]
         mine, problems, deleted = left[:MAX_TABLES], list[str](), 0
         neighbours = all_folders(catalog) if mine else []

@@ -21,7 +21,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, maintained_tables, maintained_together
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedT
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]
     for table in tables:
-        yield table, existing_catalog(table.catalog)
+        yield table, open_existing_catalog(table.catalog)
     missing = ", ".join(sorted(set(names) - {table.name for table in tables}))
     unread = [stream.problem for stream in declared if stream.spec is None and stream.problem]
     if missing and (unread or not declared):

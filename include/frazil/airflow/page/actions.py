@@ -59,7 +59,7 @@ from frazil.operations.page_actions import (
 )
 from frazil.operations.resetting import describe_staged, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
-from frazil.signals.completion import send_again
+from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
@@ -298,7 +298,7 @@ def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
     day = day_of(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier
-    sent = send_again(stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms())
+    sent = resend_signals(stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms())
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 

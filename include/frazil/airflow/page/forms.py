@@ -10,7 +10,7 @@ from typing import Any
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
 from frazil.operations.page_actions import DAG_ACTIONS, PageAction
-from frazil.partitions.completeness import Cursor, history_words
+from frazil.partitions.completeness import Cursor, never_signalled_text
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
 from frazil.status.reset_target import ResetTarget
@@ -67,7 +67,7 @@ def not_held(form: Form, cursor: Cursor | None) -> str | None:
     elif window.start_us >= cursor.through_us:
         reason = "it is not complete yet; its gate runs when it completes"
     else:
-        reason = history_words(window, cursor) or "it is already signalled"
+        reason = never_signalled_text(window, cursor) or "it is already signalled"
     named = ", ".join(one.key for one in held[:MAX_HELD_LISTED]) + (
         " and others" if len(held) > MAX_HELD_LISTED else ""
     )

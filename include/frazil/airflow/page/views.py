@@ -36,7 +36,7 @@ from frazil.operations.overview import (
 from frazil.operations.remembered import Remembered, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
-from frazil.table.catalogs import catalogs_kept
+from frazil.table.catalogs import keep_catalogs
 from frazil.timetext import utc
 
 WITHIN_S = 1.3
@@ -61,7 +61,7 @@ Sees = Callable[[Mapping[str, str]], Collection[str]]
 @cache
 def answers() -> Answers:
     """Return the cache of this API server process."""
-    return Answers(around=catalogs_kept)
+    return Answers(around=keep_catalogs)
 
 
 def streams_folder() -> Path:

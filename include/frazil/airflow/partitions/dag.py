@@ -170,7 +170,7 @@ def release(streams: str) -> None:
         raise AirflowFailException(f"reason: {problem}")
     spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {user}: {form['reason']}"
-    completion.release(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
+    completion.release_window(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
 
 
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:

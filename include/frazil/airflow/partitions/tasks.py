@@ -20,11 +20,11 @@ from frazil.airflow.declared import streams_feeding
 from frazil.airflow.gauges import report_windows
 from frazil.airflow.partitions.sent_events import begin_with_current, record_sending, unsent
 from frazil.airflow.untrusted import stored_number
-from frazil.partitions.completeness import moment
-from frazil.signals.completion import assess, signal
+from frazil.partitions.completeness import format_time
+from frazil.signals.completion import assess, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ from frazil.errors import SpecError
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
 from frazil.quality.suite import read_suite
-from frazil.signals.completion import Assessment, Gate, RunGates
+from frazil.signals.completion import Assessment, GateOutcome, RunGates
 from frazil.table.branches import head_of
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     Reads only metadata. Raises the errors of `assess`.
     """
     specs = streams_feeding(streams, table)
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return False, f"the table {table} does not exist yet: its writer has not committed"
     first = seen.signals.cursor is None and seen.cursor is not None
@@ -86,7 +86,7 @@ def signal_complete_windows(
 ) -> list[str]:
     """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises the errors of `gates_of`, `assess` and `signal`.
+    Raises the errors of `gates_of`, `assess` and `signal_windows`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
@@ -94,7 +94,7 @@ def signal_complete_windows(
     seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
-    made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
+    made = signal_windows(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _sentence_of(one))
     log.info("%s: %s", table, seen.decision.reason)
@@ -132,7 +132,7 @@ def facts(s: Signal) -> dict[str, Any]:
         "rows": s.rows,
         "dead_letters": s.dead_letters,
         "late_rows": s.late_rows,
-        "watermark": moment(s.watermark_us),
+        "watermark": format_time(s.watermark_us),
         "snapshot_id": s.snapshot_id,
         "sequence_number": s.sequence_number,
         "number": s.number,
@@ -190,7 +190,7 @@ def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | 
     return None
 
 
-def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, Gate]:
+def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
     head = head_of(seen.table.metadata)
     if head is None:
         return {}
@@ -216,7 +216,9 @@ def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
         page = docs_url(result.docs)
         said = "passes its suite" if result.passed else "fails its suite"
         log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
-        gate_results[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
+        gate_results[window] = GateOutcome(
+            result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})"
+        )
     return gate_results
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -12,13 +12,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
-from frazil.ingest.decode import Decoder
+from frazil.ingest.decode import Decoder, RestDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
 from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
-from frazil.ingest.schema_drift import DriftDecoder
+from frazil.ingest.schema_drift import DriftDecoder, Path
 from frazil.spec.formats import (
     AvroFormat,
     BytesFormat,
@@ -29,6 +29,7 @@ from frazil.spec.formats import (
     ValueFormat,
     envelope_of,
     format_of,
+    plain_format,
     schema_of,
 )
 
@@ -46,7 +47,13 @@ def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Dec
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
     from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
 
-    decode: Decoder = JsonDecoder(schema, units)
+    decode: Decoder
+    if declared.unwrap is None:
+        decode = JsonDecoder(schema, units)
+    else:
+        from frazil.ingest.formats.json.unwrapped import UnwrappedDecoder  # noqa: PLC0415 - as above
+
+        decode = UnwrappedDecoder(schema, units, tuple(declared.unwrap.split(".")))
     if declared.lines:
         decode = LinesDecoder(decode)
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
@@ -66,19 +73,19 @@ def _csv(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decod
 
 def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import SchemaText, registry  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaText, shared_registry  # noqa: PLC0415 - as above
 
     if declared.registry is None:
         return AvroDecoder(schema, units, SchemaText("AVRO", schema_of(declared)))
-    return AvroDecoder(schema, units, registry(declared.registry, os.environ))
+    return AvroDecoder(schema, units, shared_registry(declared.registry, os.environ))
 
 
 def _protobuf(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import SchemaText, registry  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaText, shared_registry  # noqa: PLC0415 - as above
 
     if declared.registry is not None:
-        return ProtobufDecoder(schema, units, registry(declared.registry, os.environ))
+        return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
     written = SchemaText("PROTOBUF", schema_of(declared))
     return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
 
@@ -113,12 +120,13 @@ def decoder(
     schema: Schema,
     units: Mapping[int, str],
     evolution: Literal["off", "additive", "full"] = "off",
+    hidden: Collection[Path] = (),
 ) -> Decoder:
     """Return a decoder that converts chunks to Arrow tables with this Iceberg schema, including field ids.
 
     `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` gives the unit of a timestamp
     column's numbers, by field id. Unless `evolution` is off, the decoder also reports fields and types beyond the
-    schema.
+    schema. `hidden` has the paths of sensitive fields, in lower case, which go to no `rest` column.
 
     Raises SpecError for an unknown format, and for a column type that the format cannot fill.
     """
@@ -130,6 +138,8 @@ def decoder(
         made: Decoder = EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
     else:
         made = FORMATS[declared.type](declared, schema, units)
+    if hidden and isinstance(made, RestDecoder):
+        made.withhold(hidden)
     if evolution != "off" and isinstance(made, DriftDecoder):
         made.report_drift(widening=evolution == "full")
     return made
@@ -142,9 +152,16 @@ def quoter(plain: PlainFormat) -> Quoter:
         return Line(declared).quoted
     if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
+    around = declared.unwrap.split(".") if declared.unwrap else []
     if declared.framing == "confluent":
-        return lambda record, path: quoted_json(content(record), path)
-    return quoted_json
+        return lambda record, path: quoted_json(content(record), [*around, *path])
+    return lambda record, path: quoted_json(record, [*around, *path])
+
+
+def wrapped(plain: PlainFormat) -> PlainFormat:
+    """Return the format without `unwrap`. Whether keys are wrapped does not depend on values."""
+    declared = _parsed(plain)
+    return plain_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
 
 
 def has_lines(plain: PlainFormat) -> bool:

@@ -4,7 +4,7 @@ layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
     nodes,
 )
+from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import ROOM, USED, gathered
 from frazil.ingest.schema_drift import Path
@@ -47,10 +48,21 @@ class Columns:
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
+        self._schema, self._units = schema, units
         self.nodes, self.lists, self.names = nodes(schema, units)
         self._width = WORDS[self.nodes[:, KIND]]
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
+        self._allocate()
+
+    @property
+    def field_names(self) -> frozenset[str]:
+        """The names of fields that fill columns."""
+        return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        """Let fields at these paths, in lower case, go to no `rest` column. Call it before `watch`."""
+        self.nodes, self.lists, self.names = nodes(self._schema, self._units, hidden)
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
@@ -145,7 +157,7 @@ class Columns:
 
     def _buffers(self, kind: int, words: Numbers, count: int, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
         match kind:
-            case kinds.STRING | kinds.BINARY | kinds.FIXED:
+            case kinds.STRING | kinds.BINARY | kinds.FIXED | kinds.JSON | kinds.JSON_TEXT | kinds.REST:
                 offsets = np.zeros(count + 1, np.int64)
                 octets = np.empty(int(words[1::2].sum()), np.uint8)
                 gathered(data, self.text, words, offsets, octets)

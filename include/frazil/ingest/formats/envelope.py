@@ -7,6 +7,7 @@ update or snapshot read takes the row from `after`; a delete takes the key from 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -33,9 +34,10 @@ from frazil.ingest.arrow_values import chosen, plain, true_where
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
+from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT
 from frazil.ingest.formats.unavailable import Unavailable, hides_null
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
 
@@ -52,6 +54,8 @@ UNAVAILABLE_TEXT = (
     "the placeholder for a value that the event omits, although the event creates a row: its key changed, and the log "
     "does not have this value. Set replica identity full on the source's table"
 )
+_JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
+"""Debezium writes JSON as a text (`io.debezium.data.Json`)."""
 _SKIPPED = ("m",)
 """Operations that concern no row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
@@ -80,12 +84,13 @@ class EnvelopeDecoder:
         self._made = partial(self._of_layers, make, schema, units)
         self._decode = self._made()
         self._widening: bool | None = None
+        self._hidden: Collection[Path] = ()
 
     def _of_layers(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
         layers = self._layers(schema)
         payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
-        plain = {**units, **of_before}
+        plain = {i: _JSON_ARRIVES_AS.get(unit, unit) for i, unit in {**units, **of_before}.items()}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
@@ -96,6 +101,11 @@ class EnvelopeDecoder:
         if isinstance(self._decode, DriftDecoder):
             self._decode.report_drift(widening=widening, within=_DRIFT_WITHIN)
 
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._hidden = hidden
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
+
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
             self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
@@ -103,6 +113,7 @@ class EnvelopeDecoder:
         if renamed:  # columns of the key: `before` still has their old names
             self._key += renamed
             self._decode = self._made()
+            self.withhold(self._hidden)
             if self._widening is not None:
                 self.report_drift(widening=self._widening)
 
@@ -177,7 +188,10 @@ class EnvelopeDecoder:
             rows = pa.concat_tables([rows, self._rows_before(parts, moved)])
             records = np.concatenate([records, decoded.kept[moved]])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows, records, [*rejections, *added], self._unavailable.without_placeholder(decoded.drift))
+        drift = self._unavailable.without_placeholder(decoded.drift)
+        # What is no event is a rejection that says so, or an event that changes no row, such as a heartbeat.
+        drift = dataclasses.replace(drift, unknown=0, names=())
+        return Decoded(rows, records, [*rejections, *added], drift)
 
     def _rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]

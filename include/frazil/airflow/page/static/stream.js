@@ -182,6 +182,7 @@ const BECAME = {
   stale: "older than the row",
   superseded: "followed by a newer change in the same batch",
   repeated: "dropped as repeats",
+  dropped: "dropped by the transform",
   "other-events": "no change of a row, such as a heartbeat",
 };
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,18 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.beyond import beyond_schema
-from frazil.ingest.formats.avro.loop import NOT_READ, read_records
+from frazil.ingest.formats.avro.json_text import NotJson, json_text
+from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
+from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.json.words import USED
 from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, joined_drift
+from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, joined_drift, some_names
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -63,6 +67,8 @@ class AvroDecoder:
         self._written: dict[int, AvroType] = {}
         self._names: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
         self._struct = struct
+        self._unwritable = False
+        self._unknown: dict[int, tuple[str, ...]] = {}
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
         self._beyond: dict[int, SchemaDrift] = {}
@@ -73,6 +79,9 @@ class AvroDecoder:
 
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._program.withhold(hidden)
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._widening, self._within = widening, within
@@ -99,8 +108,14 @@ class AvroDecoder:
         tables, kept = [no_rows(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
-            tables.append(self._read(content[part], roots[part], wrong, where))
-            kept.append(part.start + np.flatnonzero(wrong == op.VALID))
+            rows = self._read(content[part], roots[part], wrong, where)
+            places = part.start + np.flatnonzero(wrong == op.VALID)
+            if faults := self._unwritten(rows):
+                rejections.update({int(places[row]): fault for row, fault in faults.items()})
+                good = ~np.isin(np.arange(len(places)), [*faults])
+                rows, places = rows.filter(pa.array(good)), places[good]
+            tables.append(rows)
+            kept.append(places)
             for i in np.flatnonzero((wrong != op.VALID) & (wrong != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
@@ -134,11 +149,62 @@ class AvroDecoder:
                 where,
             )
             if read == len(values):
-                return columns.table(data)
+                with self._texts(data):
+                    return columns.table(data)
             if missing == len(columns.domains):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
                 columns.grow(missing)
+
+    @contextmanager
+    def _texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
+        """Replace the values that become JSON text by their texts."""
+        columns, spans = self._columns, self._program.spans
+        if not spans:
+            yield
+            return
+        kept, at = columns.text, int(columns.domains[-1, USED])
+        texts: list[bytes] = []
+        for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT, REST))):
+            node = columns.nodes[k]
+            count = int(columns.domains[node[DOMAIN], USED])
+            words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
+            for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
+                start, length = words[i].tolist()
+                if (operation := length >> SPAN_BITS) not in spans:  # a text
+                    continue
+                text = self._json(data[start : start + (length & _SPAN)].tobytes(), operation)
+                if text is None:
+                    columns.valid[node[FLAG] + i] = 0
+                    text = b""
+                texts.append(text)
+                words[i] = -1 - at, len(text)
+                at += len(text)
+        columns.text = np.concatenate([kept[: columns.domains[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)])
+        yield
+        columns.text = kept
+
+    def _json(self, value: bytes, operation: int) -> bytes | None:
+        program = self._program
+        try:
+            text = json_text(value, program.spans[operation]).encode()
+            if (part := program.rests.get(operation)) is None:
+                return text
+            left = rest_of(text, part, nulls=False)
+            return None if left is None else left.encode()
+        except NotJson as error:
+            self._unwritable = True
+            return UNWRITTEN + str(error).encode()
+
+    def _unwritten(self, rows: pa.Table) -> dict[int, Fault]:
+        """Return the rows with a value that could not become JSON text."""
+        found: dict[int, Fault] = {}
+        for name in rows.column_names if self._unwritable else ():
+            for row, value in enumerate(rows.column(name).to_pylist()):
+                if (text := _unwritten_in(value)) is not None:
+                    found.setdefault(row, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
+        self._unwritable = False
+        return found
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         """Return the operation with which to read each record (-1 if the record is rejected), and the records without
@@ -187,6 +253,8 @@ class AvroDecoder:
         if schema_id not in self._roots:
             self._roots[schema_id] = self._root(schema_id)
         root = self._roots[schema_id]
+        if len(places) and (names := self._unknown.get(schema_id)):
+            self._drift.append(SchemaDrift(unknown=len(places), names=names))
         if isinstance(root, int):
             roots[places] = root
             if len(places) and (beyond := self._beyond.get(schema_id)):
@@ -214,9 +282,16 @@ class AvroDecoder:
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         self._written[schema_id] = written
+        self._note_unknown(schema_id, names_in(written, ()))
         if self._widening is not None:
             self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening).within(self._within)
         return root
+
+    def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
+        """Note the names of the fields of this schema's records if none is a column's."""
+        if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
+            return
+        self._unknown[schema_id] = some_names(names) or ("",)
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == op.UNFIT:
@@ -227,6 +302,17 @@ class AvroDecoder:
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
+def _unwritten_in(value: object) -> str | None:
+    """Return why a part of a column's value could not become JSON text; None if all parts could."""
+    if isinstance(value, str):
+        return value.removeprefix(UNWRITTEN.decode()) if value.startswith(UNWRITTEN.decode()) else None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((text for part in parts if (text := _unwritten_in(part)) is not None), None)
+
+
+UNWRITTEN = b"\0frazil: "
+"""Begins a text that stands for a value that could not be read."""
+_SPAN = (1 << SPAN_BITS) - 1
 EMPTY: Fault = ("Empty", "the message's value is empty")
 
 

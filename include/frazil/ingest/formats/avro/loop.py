@@ -65,6 +65,7 @@ from frazil.ingest.formats.avro.operations import (
     REPEATED_KEY,
     SIZE,
     SOME_BYTES,
+    SPAN,
     TENS,
     TEXT,
     TEXT_AS_MOMENT,
@@ -94,6 +95,8 @@ NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
 LONGEST_MOMENT = 64
 """Maximum length of a date or time as text. Longer texts are rejected."""
+SPAN_BITS = 32
+"""Number of bits for the length of a SPAN. The bits above are for its operation."""
 EMPTY_ELEMENTS = 64
 """Maximum number of elements without bytes (such as nulls) in one record. A chunk has many records, and each element
 takes memory.
@@ -432,6 +435,10 @@ def read_record(
             if node >= 0:
                 valid[nodes[node, FLAG] + e] = 1
             frames[depth, 1] = -1 if kind == RECORD else 0
+            if kind == SPAN:
+                words[nodes[node, BASE] + 2 * e] = p
+                op = places[ops[op, FIRST]]
+                continue
             if kind == RECORD:
                 for k in range(ops[op, FIRST_UNFILLED], ops[op, FIRST_UNFILLED] + ops[op, UNFILLED]):
                     set_null(places[k], e, nodes, words, valid, domains)
@@ -448,6 +455,11 @@ def read_record(
                 depth -= 1
                 continue
             node = ops[outer, NODE]
+            if ops[outer, OPERATION] == SPAN:
+                to = nodes[node, BASE] + 2 * e
+                words[to + 1] = outer << SPAN_BITS | p - words[to]
+                depth -= 1
+                continue
             is_map = ops[outer, OPERATION] == MAP
             if frames[depth, 1] == 0:
                 after, count = varint(b, p, end)

@@ -13,7 +13,8 @@ TEXT_AS_MOMENT = 20
 REFUSED = 21
 """Reject the record: the node cannot hold a value of this type."""
 # With nested values, with or without a node.
-(UNION, RECORD, ARRAY, MAP) = range(22, 26)
+(UNION, RECORD, ARRAY, MAP, SPAN) = range(22, 27)
+"""SPAN: keep where a value is, which becomes JSON text after the loop."""
 
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)

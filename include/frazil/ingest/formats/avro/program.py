@@ -7,7 +7,7 @@ of that type are rejected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,9 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import CHILDREN, REQUIRED, Numbers
-from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED, Numbers
+from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units
 
 _SKIPPED = {
     "null": (op.NOTHING, 0),
@@ -66,10 +67,18 @@ class Program:
         self._kept: list[AvroType] = []
         self._symbols: dict[str, int] = {}
         self._unfit: dict[int, Fault] = {}
+        self._hidden: Collection[Path] = ()
+        self.rests: dict[int, Part | None] = {}
+        """What columns take of a value whose other fields become JSON text, by the operation that keeps its place."""
+        self.spans: dict[int, AvroType] = {}
+        """The types of values that become JSON text, by the operation that keeps their place."""
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
         self.places: Numbers = np.zeros(1, np.int64)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
         """Add a writer schema. Returns the operation with which its records begin.
@@ -84,6 +93,7 @@ class Program:
         except (TooLarge, RecursionError) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
             self._skips = skips
             if isinstance(error, RecursionError):
                 raise TooLarge("its types are nested too deep") from None
@@ -109,6 +119,12 @@ class Program:
             if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
                 return self._refused(target, MISSING, "required, and the record has null")
             return self._row(op.NULL, target)
+        if (unit := self._units.get(target.field_id)) in (AS_JSON, JSON_IN_TEXT):
+            if written.kind == "string" and (written.is_json or unit == JSON_IN_TEXT):
+                return self._row(op.TEXT, target)
+            row = self._row(op.SPAN, target)
+            self.spans[row] = written
+            return self._with_places(row, [self._passed_over(written, target.path)])
         match written.kind, target.kind:
             case "record", iceberg.StructType():
                 return self._record_for(written, target, target.kind)
@@ -137,12 +153,23 @@ class Program:
         return row
 
     def _record_for(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+        place = self._whole_record(written, target, kind)
+        if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
+            return place
+        # The whole record is kept, and what columns take of it is taken out of its JSON.
+        row = self._row(op.SPAN, Target(iceberg.StringType(), rest, -1, target.path))
+        self.spans[row] = written
+        self.rests[row] = as_written(parts_of(kind, self._units, self._hidden), written)
+        return self._with_places(row, [place])
+
+    def _whole_record(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
             field.name: Target(
                 field.field_type, int(self._columns.lists[first + i]), field.field_id, _inside(target, field.name)
             )
             for i, field in enumerate(kind.fields)
+            if not is_rest(field, self._units)
         }
         filled = filled_columns(written, wanted)
         unfilled = [inside for name, inside in wanted.items() if name not in filled.values()]
@@ -302,6 +329,25 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
             if alias is not None:
                 found[i] = alias
     return found
+
+
+def as_written(part: Part | None, written: AvroType) -> Part | None:
+    """Return what columns take of a value, with the names that the writer's schema gives to fields."""
+    if part is None:
+        return None
+    if written.kind == "union":
+        found = [one for branch in written.parts if (one := as_written(part, branch)) is not None]
+        taken = {name: inside for one in found if isinstance(one, Fields) for name, inside in one.taken.items()}
+        return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(found), None)
+    if isinstance(part, Entries):
+        each = as_written(part.each, written.parts[0]) if written.kind == ("map" if part.is_map else "array") else None
+        return None if each is None else Entries(each, is_map=part.is_map)
+    if written.kind != "record":
+        return Fields({}, part.hidden)
+    columns = filled_columns(written, part.taken)
+    taken = {written.fields[i][0]: as_written(part.taken[name], written.parts[i]) for i, name in columns.items()}
+    hidden = {names[0].lower() for names in written.fields if any(name.lower() in part.hidden for name in names)}
+    return Fields(taken, part.hidden | hidden)
 
 
 def may_be_empty(written: AvroType) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+JSON_NAME = "io.debezium.data.Json"
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL = {
     "date": ("int",),
@@ -46,6 +47,8 @@ class AvroType:
     """Scale of a decimal."""
     size: int = 0
     """Number of bytes of a fixed."""
+    is_json: bool = False
+    """Whether a string's text is JSON already (Debezium's `io.debezium.data.Json`)."""
     symbols: tuple[str, ...] = ()
     fields: tuple[tuple[str, ...], ...] = ()
     """Names of each field of a record: its own name, followed by its aliases."""
@@ -150,6 +153,7 @@ class _Parsing:
 
 def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
     """Apply the declared logical type. Unknown and invalid logical types are ignored."""
+    found.is_json = declared.get("connect.name") == JSON_NAME
     logical = declared.get("logicalType")
     if isinstance(logical, str) and found.kind in _LOGICAL.get(logical, ()):
         if logical == "decimal":

@@ -22,14 +22,25 @@ from frazil.ingest.decode import Decoded, Rejection, joined
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json import new_keys
 from frazil.ingest.formats.json.beyond import BeyondSchema
-from frazil.ingest.formats.json.record import RecordReader, Row, names
-from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
+from frazil.ingest.formats.json.pieces import pieces
+from frazil.ingest.formats.json.record import RecordReader, Row, names, names_of
+from frazil.ingest.formats.json.rest import is_rest
+from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import Units, check_supported, depth
 from frazil.ingest.formats.other_events import is_other_event
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, is_open
+from frazil.ingest.schema_drift import (
+    MAX_NAMES,
+    WHOLE,
+    Path,
+    SchemaDrift,
+    Within,
+    is_open,
+    joined_drift,
+    some_names,
+)
 
 
 class JsonDecoder:
@@ -43,11 +54,16 @@ class JsonDecoder:
         self._record = RecordReader(struct, units)
         self._columns = ChunkReader(struct, self._arrow_schema, units)
         self._struct, self._units = struct, units
+        self._names = {field.name for field in struct.fields if not is_rest(field, units)}
         self._beyond: BeyondSchema | None = None
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
         self._columns.find_new_keys([part.path for part in within])
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._record = RecordReader(self._struct, self._units, hidden)
+        self._columns.withhold(hidden)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return names(record, path)
@@ -65,13 +81,27 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _drift(self, chunk: Chunk) -> SchemaDrift:
-        """Return the new fields of the records that the loop read."""
+        """Return the new fields of the records that the loop read, and how many have no field of a column."""
+        unknown = SchemaDrift()
+        if len(places := self._columns.unknown) and self._names:
+            some = chunk.values.take(places[:MAX_NAMES])
+            unknown = SchemaDrift(unknown=len(places), names=some_names(n for one in some for n in names_of(one)))
         if self._beyond is None or not self._columns.new:
-            return SchemaDrift()
+            return unknown
         new = self._beyond.new(chunk.values.take(self._columns.samples))
         if any(map(is_open, new.values())):
             self._columns.find_new_keys()
-        return SchemaDrift(new, records=self._columns.new)
+        return joined_drift([unknown, SchemaDrift(new, records=self._columns.new)])
+
+    def _unknown(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
+        """Return how many records have no field of a column, among those that were read one by one."""
+        found: list[Collection[str]] = []
+        for value, row in zip(values, read, strict=True):
+            if not self._names or (isinstance(row, Refused) and row.error_class != "MissingRequired"):
+                continue
+            if self._names.isdisjoint(some := names_of(value)):
+                found.append(some)
+        return SchemaDrift(unknown=len(found), names=some_names(n for some in found[:MAX_NAMES] for n in some))
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
         """Read messages one by one. `places` are their positions in the chunk."""
@@ -85,7 +115,9 @@ class JsonDecoder:
             else:
                 rows.append(found)
                 kept.append(place)
-        drift = SchemaDrift() if self._beyond is None else self._beyond(values, read)
+        drift = self._unknown(values, read)
+        if self._beyond is not None:
+            drift = joined_drift([drift, self._beyond(values, read)])
         columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)
         arrays = [_array(column, field.type) for column, field in zip(columns, self._arrow_schema, strict=True)]
         table = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
@@ -120,7 +152,8 @@ class ChunkReader:
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = Columns(schema, arrow_schema, units)
-        self._frames = np.zeros((1 + depth(schema), 5), np.int64)
+        self._frames = np.zeros((1 + depth(schema), 6), np.int64)
+        self._pieces = pieces()
         self._scratch = room()
         self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
@@ -128,6 +161,11 @@ class ChunkReader:
         """Number of records with keys outside the schema that the loop read in the last call, and the positions of a
         sample.
         """
+        self.unknown = np.zeros(0, np.int64)
+        """Positions of the records without any key of the schema that the loop read in the last call."""
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._columns.withhold(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
         """Search for new keys from now on, without counting earlier ones. `within` limits the search to structs at
@@ -144,7 +182,8 @@ class ChunkReader:
         rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)
         if self._new_keys[new_keys.ON]:
             self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
-            unsure &= 1
+        self.unknown = np.flatnonzero(unsure & UNKNOWN)
+        unsure &= 1
         return rows, unsure.view(np.bool_)
 
     def _read(self, values: BinaryColumn, unsure: NDArray[np.uint8]) -> pa.Table:
@@ -168,6 +207,7 @@ class ChunkReader:
                 self._frames,
                 self._scratch,
                 self._slots,
+                self._pieces,
                 self._new_keys,
                 unsure,
             )

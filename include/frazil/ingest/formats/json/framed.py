@@ -8,8 +8,8 @@ import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, joined
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
+from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder, joined
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 
 FRAME_BYTES = 5
 
@@ -24,6 +24,10 @@ class FramedDecoder:
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         if isinstance(self._decode, DriftDecoder):

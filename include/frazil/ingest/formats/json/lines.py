@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, joined, whole_records
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
+from frazil.ingest.decode import Decoded, Decoder, Rejection, RestDecoder, first_places, joined, whole_records
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 
 MAX_LINES = 100_000
 """Maximum number of lines per record. Without a limit, a record of only newlines would need many times its size."""
@@ -26,6 +26,10 @@ class LinesDecoder:
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         if isinstance(self._decode, DriftDecoder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -9,11 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.rest import Entries, Part, Path, is_rest, parts_of
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
 
 (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
-(SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED, STRUCT, LIST, MAP) = range(10, 20)
-"""Kinds of nodes. The four units are kinds for timestamps that arrive as numbers."""
+(SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED) = range(10, 17)
+(JSON, JSON_TEXT, REST, STRUCT, LIST, MAP) = range(17, 23)
+"""Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
+
+JSON is a string column that keeps the text of any value. JSON_TEXT keeps the content of a text, and the text of any
+other value. REST keeps the members of its struct that no other node takes.
+"""
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.StringType: STRING,
@@ -35,8 +42,9 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.MapType: MAP,
 }
 _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
-_TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID)
-WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(20)])
+_TEXTS = {AS_JSON: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
+_TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
+WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(23)])
 """Number of 64-bit words that a value takes while it is read, by kind of node."""
 
 Numbers = NDArray[np.int64]
@@ -51,9 +59,14 @@ FIELDS is the number of a struct's fields, whose nodes begin at CHILDREN in `lis
 from NAME in `names`. PLAIN is 1 if JSON writes the name without escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
+(LEFT, KEEPS, HIDDEN, HIDING, NODE_WIDTH) = range(22, 27)
 """SLOTS is where a struct's hash table begins in `lists`. MASK is the size of the hash table, less one. LONGEST is the
 length of the struct's longest name. At KEY in `lists` is the name with a closing quotation mark, as words of eight
 bytes. WATCHED is 0 for a struct that is not searched for new keys.
+
+LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. HIDDEN is
+where the names begin in `lists` that do not go there, and HIDING their number: each has its place in `names` and its
+length.
 
 The other columns change while records are read. OPENING is the field that came first in a struct the last time, and
 FOLLOWING the field that came after this field. SEEN is the number of the last object that had this field. BASE is where
@@ -79,18 +92,18 @@ def hashed(name: bytes) -> int:
     return value
 
 
-def nodes(schema: iceberg.StructType, units: Units) -> Nodes:
+def nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
     """Return the nodes of a schema. A struct's children are in field order; a list has one child, a map a key and a
-    value.
+    value. `hidden` has the paths of fields that do not go to a REST, in lower case.
     """
-    made = _Making(units)
+    made = _Making(units, hidden)
     made.add(schema, -1, required=True, domain=0)
     return made.nodes()
 
 
 class _Making:
-    def __init__(self, units: Units) -> None:
-        self._units = units
+    def __init__(self, units: Units, hidden: Collection[Path]) -> None:
+        self._units, self._hidden = units, hidden
         self._domains = 1
         self._rows: list[list[int]] = []
         self._lists: list[int] = []
@@ -101,7 +114,7 @@ class _Making:
         return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names)
 
     def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, domain: int, name: str = "") -> int:
-        node, row = len(self._rows), [0] * 22
+        node, row = len(self._rows), [0] * NODE_WIDTH
         self._rows.append(row)
         utf8 = name.encode()
         row[KIND], row[REQUIRED], row[DOMAIN] = _KINDS[type(kind)], required, domain
@@ -116,12 +129,14 @@ class _Making:
         match kind:
             case iceberg.TimestampType() | iceberg.TimestamptzType() if field_id in self._units:
                 row[KIND] = _UNITS[self._units[field_id]]
+            case iceberg.StringType() if field_id in self._units:
+                row[KIND] = _TEXTS[self._units[field_id]]
             case iceberg.DecimalType(precision=precision, scale=scale):
                 row[PRECISION], row[SCALE] = precision, scale
             case iceberg.FixedType(root=length):
                 row[PRECISION] = length
             case iceberg.StructType():
-                self._add_fields(row, kind, domain)
+                self._add_fields(node, kind, domain)
             case iceberg.ListType():
                 row[INNER] = self._new_domain()
                 self._add_field(kind.element_field, row[INNER])
@@ -139,9 +154,16 @@ class _Making:
         self._domains += 1
         return self._domains - 1
 
-    def _add_fields(self, row: list[int], kind: iceberg.StructType, domain: int) -> None:
-        found = [self._add_field(field, domain, field.name) for field in kind.fields]
-        names = [field.name.encode() for field in kind.fields]
+    def _add_fields(self, node: int, kind: iceberg.StructType, domain: int) -> None:
+        row = self._rows[node]
+        every = [self._add_field(field, domain, field.name) for field in kind.fields]
+        row[FIELDS], row[CHILDREN] = len(every), len(self._lists)
+        self._lists += every
+        called = [(k, f.name.encode()) for k, f in zip(every, kind.fields, strict=True) if not is_rest(f, self._units)]
+        found, names = [k for k, _ in called], [name for _, name in called]
+        if len(found) < len(every):
+            row[LEFT] = next(k for k in every if k not in found)
+            self._keep(node, parts_of(kind, self._units, self._hidden))
         size = 1 << (2 * len(names)).bit_length()
         slots = [-1] * size
         for child, name in zip(found, names, strict=True):
@@ -149,11 +171,29 @@ class _Making:
             while slots[slot] >= 0:
                 slot = (slot + 1) % size
             slots[slot] = child
-        row[FIELDS], row[CHILDREN] = len(found), len(self._lists)
-        self._lists += found
         row[SLOTS], row[MASK], row[LONGEST] = len(self._lists), size - 1, max(map(len, names), default=0)
         self._lists += slots
         if found:
             row[OPENING] = found[0]
         for before, child in pairwise(found):
             self._rows[before][FOLLOWING] = child
+
+    def _keep(self, node: int, part: Part | None) -> None:
+        """Let parts of a container go to a REST."""
+        if part is None:
+            return
+        row = self._rows[node]
+        row[KEEPS] = 1
+        if isinstance(part, Entries):
+            self._keep(node + 1 + part.is_map, part.each)
+            return
+        places = []
+        for name in sorted(part.hidden):
+            places += [len(self._names), len(name.encode())]
+            self._names += name.encode()
+        row[HIDDEN], row[HIDING] = len(self._lists), len(part.hidden)
+        self._lists += places
+        for child in self._lists[row[CHILDREN] : row[CHILDREN] + row[FIELDS]]:
+            inner = self._rows[child]
+            name = bytes(self._names[inner[NAME] : inner[NAME] + inner[LENGTH]]).decode()
+            self._keep(child, part.taken.get(name))

@@ -10,6 +10,7 @@ only once. Fields outside the schema only need valid syntax.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -19,8 +20,9 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.keys import KeysGivenTwice
+from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, places_of_rest, rest_of
 from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
-from frazil.ingest.formats.json.types import Units, inner
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units, inner
 from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
 
 Row = list[Any]
@@ -45,6 +47,10 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
 }
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
+_RAW = ("s", AS_JSON, JSON_IN_TEXT, OF_REST)
+"""Units whose values are parsed after the record."""
+_NO_KEY = secrets.token_hex()
+"""The key of a `rest` column, which no record has."""
 _INDEX = re.compile(r"\[[0-9]")
 _GOT = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
@@ -99,11 +105,16 @@ class _Said(NamedTuple):
 class RecordReader:
     """Reads single records with one schema."""
 
-    def __init__(self, schema: iceberg.StructType, units: Units) -> None:
+    def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
+        """`hidden` has the paths of fields that are not left for a `rest` column, in lower case."""
+        self._rests = [
+            (path, name, parts_of(kind, units, hidden)) for path, kind, name in places_of_rest(schema, units)
+        ]
+        self._columns = {field.name: i for i, field in enumerate(schema.fields)}
         self._schema, self._units = schema, units
         self._strict = _Parser(schema, units, raw_floats=False)
         self._special = _Parser(schema, units, raw_floats=True)
-        self._twice = KeysGivenTwice(schema)
+        self._twice = KeysGivenTwice(without_rest(schema, units) if self._rests else schema)
         self._said: dict[str, _Said] = {}
         self._of_entries: dict[int, list[Callable[[bytes], Any]]] = {}
         self._floats = [i for i, field in enumerate(schema.fields) if isinstance(field.field_type, _FLOATS)]
@@ -130,7 +141,8 @@ class RecordReader:
 
     def _outcome(self, text: bytes, special: bool) -> Row | Refused:
         try:
-            return self._row(text, special)
+            row = self._row(text, special)
+            return row if isinstance(row, Refused) or not self._rests else self._with_rest(row, text)
         except Wrong as wrong:
             return Refused(wrong.error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.ValidationError as error:
@@ -151,6 +163,18 @@ class RecordReader:
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser drops the sign of -0
         return self._strict.row(parsed)
+
+    def _with_rest(self, row: Row, text: bytes) -> Row:
+        for path, name, part in self._rests:
+            if (at := self._at(row, path)) is not None and part is not None:
+                at[name if path else self._columns[name]] = rest_of(text, part, path)
+        return row
+
+    def _at(self, row: Row, path: Path) -> Any:
+        found: Any = row
+        for i, name in enumerate(path):
+            found = None if found is None else found[name if i else self._columns[name]]
+        return found
 
     def _special_row(self, text: bytes) -> Row | Refused:
         try:
@@ -229,6 +253,17 @@ class RecordReader:
         return found
 
 
+def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType:
+    """Return the schema without `rest` columns, whose names are no field names."""
+    fields = []
+    for field in schema.fields:
+        if isinstance(field.field_type, iceberg.StructType):
+            fields.append(field.model_copy(update={"field_type": without_rest(field.field_type, units)}))
+        elif not is_rest(field, units):
+            fields.append(field)
+    return iceberg.StructType(*fields)
+
+
 def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
     """Return the value at a path of a record as text; None if it cannot be quoted."""
     try:
@@ -252,6 +287,14 @@ def names(text: bytes, path: Sequence[str]) -> Collection[str]:
     for name in path[1:]:
         raw = _members(raw)[name]
     return _members(raw).keys()
+
+
+def names_of(value: bytes | None) -> Collection[str]:
+    """Return the field names of a record; none if it cannot be parsed."""
+    try:
+        return _members(without_specials(stripped(value))).keys()
+    except (Refused, msgspec.DecodeError, RecursionError):
+        return ()
 
 
 def _part(text: bytes, name: str) -> Any:
@@ -334,7 +377,7 @@ def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> An
         case iceberg.DecimalType():
             return msgspec.Raw
     if field.field_id in units:
-        return msgspec.Raw if units[field.field_id] == "s" else _LONG
+        return msgspec.Raw if units[field.field_id] in _RAW else _LONG
     return str
 
 
@@ -343,7 +386,7 @@ def _struct_type(schema: iceberg.StructType, units: Units, raw_floats: bool) -> 
     for i, field in enumerate(schema.fields):
         kind = _type(field, units, raw_floats)
         fields.append((f"f{i}", kind) if field.required else (f"f{i}", kind, None))
-    names = {f"f{i}": field.name for i, field in enumerate(schema.fields)}
+    names = {f"f{i}": _NO_KEY if is_rest(field, units) else field.name for i, field in enumerate(schema.fields)}
     return msgspec.defstruct("Record", fields, rename=names, kw_only=True, gc=False)
 
 

@@ -23,10 +23,15 @@ from frazil.ingest.formats.json.nodes import (
     FLAG,
     FLOAT,
     FOLLOWING,
+    HIDING,
     INNER,
     INT,
+    JSON,
+    JSON_TEXT,
+    KEEPS,
     KEY,
     KIND,
+    LEFT,
     LENGTH,
     LIST,
     LONGEST,
@@ -37,6 +42,7 @@ from frazil.ingest.formats.json.nodes import (
     PLAIN,
     PRECISION,
     REQUIRED,
+    REST,
     SCALE,
     SEEN,
     SLOTS,
@@ -47,14 +53,26 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
 )
 from frazil.ingest.formats.json.numbers import double, integer
+from frazil.ingest.formats.json.pieces import (
+    COUNT,
+    FOUND,
+    MEMBERS,
+    NOTHING,
+    OPEN,
+    add_member,
+    add_piece,
+    end_container,
+    hides,
+    write_rest,
+)
 from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unescape, value_end, white
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
 
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. After FULL + d, domain d gets more room, and the record is read again."""
-NEW, SAMPLE = 2, 4
-"""Flags of a record that the loop is sure about: the record has keys outside the schema; it is a sample for such
-keys.
+NEW, SAMPLE, UNKNOWN = 2, 4, 8
+"""Flags of a record that the loop is sure about. NEW: it has keys outside the schema. SAMPLE: it is a sample for such
+keys. UNKNOWN: it has no key of the schema.
 """
 
 FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
@@ -77,12 +95,14 @@ def read_records(
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
+    pieces: Numbers,
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
     """Read records, starting with the record `first`. Returns how many were read, and the domain that needs more room.
 
-    Writes 1 to `unsure` for each unsure record, else 0 or, while searching for `new_keys`, the flags NEW and SAMPLE.
+    Writes 1 to `unsure` for each unsure record, else 0 or the flag UNKNOWN and, while searching for `new_keys`, the
+    flags NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
@@ -94,10 +114,10 @@ def read_records(
             domains[d, BEFORE] = domains[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
         found = _record(
-            b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, new_keys
+            b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, pieces, new_keys
         )
         if found == SURE:
-            unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED]
+            unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[FOUND] else UNKNOWN)
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):
@@ -122,6 +142,7 @@ def _record(
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
+    pieces: Numbers,
     new_keys: Numbers,
 ) -> int:
     """Read one record. Returns SURE, UNSURE, or FULL + d if domain d needs more room."""
@@ -131,6 +152,7 @@ def _record(
     p = white(b, p + 1, end)
     nodes[0, SEEN] += 1
     stamp = nodes[0, SEEN]
+    pieces[COUNT] = pieces[MEMBERS] = 0
     k, e, last, found, depth = 0, domains[0, USED], -1, 0, 0
     kind = STRUCT
     opened = True
@@ -183,11 +205,17 @@ def _record(
                 p = value_end(b, p, end, depth + 1, scratch)
                 if p < 0:
                     return UNSURE
+                if nodes[k, KEEPS]:
+                    hidden = hides(b, key, key_end, k, nodes, lists, names) if nodes[k, HIDING] else 0
+                    if hidden < 0 or (hidden == 0 and not add_member(b, key - 1, p, pieces)):
+                        return UNSURE
             elif b[p] == 110:
                 if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, REQUIRED]:
                     return UNSURE
                 p += 4
                 set_null(node, at, nodes, words, valid, domains)
+                if kind == LIST and nodes[k, KEEPS] and not add_piece(0, 4, NOTHING, pieces):
+                    return UNSURE
             else:
                 of = nodes[node, KIND]
                 to = nodes[node, BASE] + at
@@ -197,6 +225,12 @@ def _record(
                     valid[nodes[node, FLAG] + at] = 1
                     frames[depth, 0], frames[depth, 1], frames[depth, 2] = k, e, last
                     frames[depth, 3], frames[depth, 4] = found, stamp
+                    frames[depth, 5] = -1
+                    if nodes[k, KEEPS] and nodes[node, KEEPS]:
+                        frames[depth, 5] = pieces[COUNT]
+                        first = key - 1 if kind == STRUCT else key
+                        if not add_piece(first, p + 1 - first, OPEN, pieces):
+                            return UNSURE
                     depth += 1
                     nodes[0, SEEN] += 1
                     stamp = nodes[0, SEEN]
@@ -240,6 +274,20 @@ def _record(
                     if length < 0 or (of == FIXED and length != nodes[node, PRECISION]):
                         return UNSURE
                     p += 1
+                elif of == JSON or of == JSON_TEXT:
+                    first = p
+                    to += at
+                    if of == JSON_TEXT and b[p] == 34:
+                        p, escaped = string_end(b, first + 1)
+                        if p < 0:
+                            return UNSURE
+                        if not keep(b, first + 1, p, escaped, to, words, text, domains):
+                            return FULL + len(domains) - 1
+                        p += 1
+                    else:
+                        p = value_end(b, p, end, depth + 1, scratch)
+                        words[to] = first
+                        words[to + 1] = p - first
                 else:
                     if of == DECIMAL or of == UUID:
                         to += at
@@ -273,6 +321,17 @@ def _record(
                 return UNSURE
             p += 1
             if kind == STRUCT:
+                if depth == 0:
+                    pieces[FOUND] = found
+                if nodes[k, LEFT]:
+                    node = nodes[k, LEFT]
+                    if pieces[COUNT] == 0:
+                        set_null(node, e, nodes, words, valid, domains)
+                    elif not write_rest(b, node, e, nodes, words, valid, text, domains, pieces):
+                        return FULL + len(domains) - 1
+                    pieces[COUNT] = pieces[MEMBERS] = 0
+                    nodes[node, SEEN] = stamp
+                    found += 1
                 if found < nodes[k, FIELDS] and not _complete(k, e, stamp, nodes, lists, words, valid, domains):
                     return UNSURE
             else:
@@ -285,6 +344,10 @@ def _record(
             if depth == 0:
                 return SURE if white(b, p, end) == end else UNSURE
             depth -= 1
+            if frames[depth, 5] >= 0:
+                in_list = nodes[frames[depth, 0], KIND] == LIST
+                if not end_container(frames[depth, 5], c, in_list, pieces):
+                    return UNSURE
             k, e, last = frames[depth, 0], frames[depth, 1], frames[depth, 2]
             found, stamp = frames[depth, 3], frames[depth, 4]
             kind = nodes[k, KIND]
@@ -357,7 +420,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, d
             words[base + e] = domains[nodes[k, INNER], USED]
             k = nodes[k, AFTER]
             continue
-        if kind == STRING or kind == BINARY or kind == FIXED or kind == DECIMAL or kind == UUID:
+        if kind == STRING or kind == DECIMAL or (kind >= UUID and kind <= REST):
             words[base + 2 * e] = 0
             words[base + 2 * e + 1] = 0
         elif kind != STRUCT:

@@ -21,6 +21,18 @@ MAX_DEPTH = 500
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 _STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
+SPECIALS = {
+    "NaN": b"1e9990001",
+    "-NaN": b"-1e9990001",
+    "Infinity": b"1e9990002",
+    "-Infinity": b"-1e9990002",
+    "Inf": b"1e9990003",
+    "-Inf": b"-1e9990003",
+}
+"""Numbers that stand for NaN and infinities, which strict JSON does not have."""
+_SPECIAL = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
+_NUMBERED = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
+_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
 _FAR = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -136,6 +148,14 @@ def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[b
     return (b'"' if plain else b"").join(parts)
 
 
+def with_specials(text: bytes) -> bytes:
+    """Undo `without_specials`, for the text of one value."""
+    return _outside_strings(text, b"e999000", b"e999000", _numbers_named) if b"e999000" in text else text
+
+
 def _named_numbers(text: bytes) -> bytes:
-    text = text.replace(b"-NaN", b"NaN").replace(b"NaN", b" 1e9990001 ").replace(b"Infinity", b"Inf")
-    return text.replace(b"-Inf", b" -1e9990002 ").replace(b"Inf", b" 1e9990002 ")
+    return _SPECIAL.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
+
+
+def _numbers_named(text: bytes) -> bytes:
+    return _NUMBERED.sub(lambda found: _NAMES[found[1]], text)

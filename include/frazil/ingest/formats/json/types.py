@@ -25,8 +25,14 @@ SUPPORTED = (
     iceberg.BinaryType,
 )
 
+AS_JSON, JSON_IN_TEXT, OF_REST = "json", "json-in-text", "rest"
 Units = Mapping[int, str]
-"""The unit (`s`, `ms`, `us` or `ns`) of each timestamp column whose values are numbers since the epoch, by field id."""
+"""How records hold the values of columns, by field id, if the type alone does not decide it.
+
+`s`, `ms`, `us` or `ns`: a timestamp column's values are numbers since the epoch. `json`: a string column keeps any
+value as JSON text. `json-in-text`: the same, but a text is JSON already. `rest`: a string column keeps the fields of
+its struct that no other column takes.
+"""
 
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:

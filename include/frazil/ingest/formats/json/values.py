@@ -20,12 +20,15 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
+from frazil.ingest.formats.json.text import SPECIALS, with_specials
+from frazil.ingest.formats.json.types import AS_JSON
+
 MISSING = "required, and missing or null"
 TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
-NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
-"""Numbers that stand for NaN, Infinity and -Infinity, which strict JSON does not have; see `formats.json.text`."""
+NOT_A_NUMBER = {number: float(name) for name, number in SPECIALS.items()}
+"""Numbers that stand for NaN, Infinity and -Infinity, which strict JSON does not have."""
 
 # Each pattern matches a text in at most one way, so that no long text can make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
@@ -71,6 +74,8 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
             return decimal(precision, scale)
         case iceberg.TimestampType() | iceberg.TimestamptzType():
             return epoch(unit) if unit is not None else lambda text: timestamp(text, kind)
+        case iceberg.StringType() if unit is not None:
+            return json_text if unit == AS_JSON else json_in_text
         case iceberg.DateType():
             return days
         case iceberg.TimeType():
@@ -98,6 +103,20 @@ def named(value: Any) -> str:
         case list():
             return "an array"
     return f"the number {str(value)[:64]}"
+
+
+def json_text(raw: msgspec.Raw) -> str:
+    """Return the text of a value as the record has it."""
+    text = bytes(raw)
+    if text == b"null":
+        raise Wrong(MISSING)
+    return with_specials(text).decode()
+
+
+def json_in_text(raw: msgspec.Raw) -> str:
+    """Return a string's content, or the text of any other value."""
+    text = bytes(raw)
+    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else json_text(raw)
 
 
 def raw_double(raw: msgspec.Raw) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ from pyiceberg.types import StructType
 
 from frazil.ingest.binary_arrays import fixed
 from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro.decoder import DECLARED, EMPTY, FRAME_BYTES, AvroDecoder, instead, schema_ids
 from frazil.ingest.formats.avro.program import Fault
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
+from frazil.ingest.formats.protobuf.json_text import JsonTexts
 from frazil.ingest.formats.protobuf.loop import message_indexes, read_records
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program, TooLarge
 from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, message_of
@@ -51,8 +55,14 @@ class ProtobufDecoder(AvroDecoder):
         Raises SpecError for a column type that Protobuf cannot fill.
         """
         super().__init__(schema, units, schemas)
+        self._units = units
+        self._texts_of_json = JsonTexts(self._struct, units)
+        self._messages: dict[int, Descriptor] = {}
         self._message = message
         self._framed = framed or not isinstance(schemas, SchemaText)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
 
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
@@ -89,6 +99,23 @@ class ProtobufDecoder(AvroDecoder):
         lengths[places] -= FRAME_BYTES + sizes
         return roots, BinaryColumn(values.data, starts, lengths)
 
+    def __call__(self, chunk: Chunk) -> Decoded:
+        decoded = super().__call__(chunk)
+        if not self._texts_of_json or not len(decoded.kept):
+            return decoded
+        roots, content = self._begun(chunk.values, {})
+        records = [content[i] or b"" for i in decoded.kept.tolist()]
+        kinds = [self._messages[root] for root in roots[decoded.kept].tolist()]
+        rows = self._texts_of_json(decoded.rows, records, kinds)
+        missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
+        wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
+        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.SAID[op.MISSING][1]}") for row, path in missing.items()}
+        if not wrong:
+            return dataclasses.replace(decoded, rows=rows)
+        good = ~np.isin(np.arange(len(decoded.kept)), [*wrong])
+        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        return Decoded(rows.filter(good), decoded.kept[good], [*decoded.rejections, *added], decoded.drift)
+
     def _ask(self, schema_ids: list[int]) -> None:
         super()._ask(sorted({key >> _INDEXES for key in schema_ids}))
 
@@ -108,11 +135,14 @@ class ProtobufDecoder(AvroDecoder):
                 written = message_of(found.text, found.references, self._message)
             else:
                 written = message_at(found.text, found.references, indexes_of(schema_id & 2**_INDEXES - 1))
+            self._note_unknown(schema_id, (one.name for one in written.fields))
             root = self._program.add(written)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{what} cannot be read: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
+        if isinstance(root, int):
+            self._messages[root] = written
         if self._widening is not None and isinstance(root, int):
             self._beyond[schema_id] = beyond_message(written, self._struct, widening=self._widening).within(
                 self._within

@@ -28,10 +28,8 @@ from frazil.ingest.formats.avro.loop import (
 from frazil.ingest.formats.json.nodes import (
     AFTER,
     BASE,
-    BINARY,
     DECIMAL,
     DOMAIN,
-    FIXED,
     FLAG,
     INNER,
     KIND,
@@ -253,7 +251,7 @@ def begun(
             valid[nodes[node, FLAG] + e] = 1
             if kind == LIST or kind == MAP:
                 words[base + e] = domains[nodes[node, INNER], USED]
-            elif kind == STRING or kind == BINARY or kind == FIXED or kind == DECIMAL or kind == UUID:
+            elif kind == STRING or kind == DECIMAL or (kind >= UUID and kind < STRUCT):
                 words[base + 2 * e] = places[at + 2]
                 words[base + 2 * e + 1] = places[at + 3]
             elif kind != STRUCT:
@@ -288,7 +286,7 @@ def timestamp_of(
     valid: Octets,
     frames: Numbers,
 ) -> int:
-    """Read a google.protobuf.Timestamp. Returns SOUND or an error code."""
+    """Read a google.protobuf.Timestamp. Returns VALID or an error code."""
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, BASE] + e
     if valid[nodes[node, FLAG] + e]:  # the timestamp continues

@@ -1,4 +1,4 @@
-"""Avro files that reuse the schemas which this process has already resolved.
+"""Writes Avro manifests with cached schemas and encoders.
 
 For each manifest, PyIceberg builds the schema, the schema's JSON and the encoder again, which takes a quarter of the
 time of a small commit. All three depend only on the table's schema and its partition spec.
@@ -26,10 +26,10 @@ _HEADER_WRITER = construct_writer(META_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
-class AvroForm:
+class AvroEncoding:
     """Schema, schema JSON and encoder of Avro files of one kind.
 
-    Threads may share a form, because encoders keep no state between records.
+    Threads may share an encoding, because encoders keep no state between records.
     """
 
     file_schema: Schema
@@ -38,20 +38,20 @@ class AvroForm:
     writer: Writer
 
     @classmethod
-    def resolved(cls, file_schema: Schema, record_schema: Schema, *, name: str) -> Self:
-        """Resolve the form of files with `file_schema`, whose records have `record_schema` in memory."""
+    def resolve(cls, file_schema: Schema, record_schema: Schema, *, name: str) -> Self:
+        """Resolve the encoding of files with `file_schema`, whose records have `record_schema` in memory."""
         text = json.dumps(AvroSchemaConversion().iceberg_to_avro(file_schema, schema_name=name))
         return cls(file_schema, name, text, resolve_writer(record_schema=record_schema, file_schema=file_schema))
 
 
-class FormedAvroFile(AvroOutputFile[D]):
-    """An Avro file written with a resolved form.
+class PreparedAvroFile(AvroOutputFile[D]):
+    """An Avro file that is written with a resolved encoding.
 
     Its bytes equal those that PyIceberg writes, except for the random sync marker between blocks.
     """
 
-    def __init__(self, output_file: OutputFile, form: AvroForm, *, metadata: Mapping[str, str]) -> None:
-        """Take the resolved form, and the header's metadata, which names the codec."""
+    def __init__(self, output_file: OutputFile, form: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
+        """Take the resolved encoding, and the header's metadata, which names the codec."""
         self.output_file, self.file_schema, self.schema_name = output_file, form.file_schema, form.schema_name
         self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), form.writer
         self.metadata, self._schema_json = dict(metadata), form.schema_json

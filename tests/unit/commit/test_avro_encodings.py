@@ -27,7 +27,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
-from frazil.commit.manifest_writing import MAX_CACHED_FORMS, Layout, write_added
+from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, Layout, write_added
 from frazil.table.recent import Recent
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
@@ -38,8 +38,8 @@ Codec = Literal["deflate", "null", "zstandard"]
 @pytest.fixture(autouse=True)
 def forms(monkeypatch: pytest.MonkeyPatch) -> Recent[Any]:
     """Those of this test alone."""
-    kept = Recent[Any](MAX_CACHED_FORMS)
-    monkeypatch.setattr(manifest_writing, "_forms", kept)
+    kept = Recent[Any](MAX_CACHED_ENCODINGS)
+    monkeypatch.setattr(manifest_writing, "_encodings", kept)
     return kept
 
 

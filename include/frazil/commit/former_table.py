@@ -1,0 +1,89 @@
+"""Recognises a stream whose table was dropped or renamed, also if another table has its name now.
+
+The trace is the marker in the dead-letter table, which records the stream's own table. A writer writes that marker
+after the own table's marker, and `frazil forget` removes it last. Without the dead-letter table, nothing can be known.
+"""
+
+from __future__ import annotations
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.commit.adoption import FORGOTTEN_PREFIX
+from frazil.commit.marker import Marker, property_name, read_marker
+from frazil.errors import FrazilError, MarkerUnreadable, TableLost
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.lost import find_lost_table, other_name, registration_command
+from frazil.table.remains import find_newest_metadata
+from frazil.table.storage import open_store
+
+
+def check_own_table(spec: StreamSpec, table: Table | None) -> None:
+    """Raise TableLost if the catalog no longer has the stream's own table under its name: see `lost_or_replaced`."""
+    if lost := lost_or_replaced(spec, table):
+        raise TableLost(f"stream {spec.name!r}: {lost}")
+
+
+def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
+    """Return why the catalog no longer has the stream's own table under its name, as a sentence; None if it has the
+    table, or if the stream has not begun.
+
+    `table` is the table that has the name now. Raises the errors of catalog and storage.
+    """
+    if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
+        return None
+    if table is None and (lost := find_lost_table(spec)):
+        return lost
+    catalog = open_existing_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            properties = catalog.load_table(spec.dead_letter_table).properties
+            marker = read_marker(properties, spec.name)
+        except (NoSuchTableError, MarkerUnreadable):
+            return None
+        if marker is None or not _wrote(spec, marker):
+            return None
+        return _sentence(catalog, spec, marker, table)
+
+
+def _wrote(spec: StreamSpec, marker: Marker) -> bool:
+    """Whether the stream wrote a table of the declared name. Markers of earlier versions do not name the table."""
+    if marker.own_table is None:
+        return spec.dead_letters.table is None
+    return marker.own_table.name == spec.table.identifier
+
+
+def _sentence(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table | None) -> str:
+    name, epoch = spec.table.identifier, f"epoch {marker.at.epoch}"
+    if table is None:
+        what = (
+            f"the table {name} is not in the catalog {catalog.name!r}, and {spec.dead_letter_table} still has the "
+            f"stream's {epoch}: the catalog was lost or replaced, or the table was dropped or renamed"
+        )
+        first, begin = "", "to begin again in a new table"
+    else:
+        what = (
+            f"table {name} is another table than the one that the stream wrote, up to {epoch} by the marker in "
+            f"{spec.dead_letter_table}: the first was dropped or renamed, and another one created"
+        )
+        first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
+        begin = "to begin again in the new table"
+    back = _way_back(catalog, spec, marker)
+    return f"{what}. To keep the first, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
+
+
+def _way_back(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
+    own, name = marker.own_table, spec.table.identifier
+    if own is None:
+        return "register its newest metadata file, or rename it back"
+    if now := other_name(catalog, name, location=own.location, uuid=own.uuid):
+        return f"rename {now} back to {name}"
+    try:
+        newest = find_newest_metadata(open_store(own.location, catalog.properties), own.location, own.uuid)
+    except (FrazilError, OSError):
+        newest = None
+    if newest is None:
+        return f"register its newest metadata file; no file of it is found in {own.location}"
+    return f"register it again: `{registration_command(catalog.name, name, newest.path)}`"

@@ -1,0 +1,194 @@
+"""Writes Avro values as JSON text, for columns that keep any value as text.
+
+A union is written as its value. Bytes and fixed values are base64, decimals numbers, and dates and times ISO 8601, as a
+JSON record would hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal, localcontext
+
+import numpy as np
+
+from frazil.ingest.formats.avro.schema import AvroType
+
+EMPTY_ELEMENTS = 64
+"""Maximum number of elements in a value beyond its number of bytes."""
+_MICROSECONDS = {"millis": 1000, "micros": 1}
+_EPOCH = date(1970, 1, 1).toordinal()
+_ERA_DAYS = 146_097
+"""Days of 400 years."""
+
+
+class NotJson(Exception):
+    """The bytes are not a value of their type."""
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """The rest of an array or a map."""
+
+    element: AvroType
+    is_map: bool
+    left: int = 0
+    began: bool = False
+
+
+def json_text(data: bytes, written: AvroType) -> str:
+    """Return a value as JSON text. Raises NotJson."""
+    try:
+        return _text(_Reader(data), written)
+    except (IndexError, ValueError, KeyError, struct.error, OverflowError) as error:
+        raise NotJson(str(error)) from None
+
+
+def _text(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
+    out: list[str] = []
+    todo: list[AvroType | _Blocks | str] = [written]  # a stack, because values may be nested 500 deep
+    elements = len(of.data) + EMPTY_ELEMENTS
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str):
+            out.append(one)
+        elif isinstance(one, _Blocks):
+            if not one.left and not one.began:
+                out.append("{" if one.is_map else "[")
+            one.left = one.left or of.block()
+            if not one.left:
+                out.append("}" if one.is_map else "]")
+                continue
+            out.append("," if one.began else "")
+            one.left, one.began, elements = one.left - 1, True, elements - 1
+            if elements < 0:
+                raise NotJson("a block has more elements than bytes")
+            todo += [one, one.element]
+            if one.is_map:
+                out.append(_quoted(of.blob().decode()) + ":")
+        elif one.kind == "union":
+            todo.append(one.parts[of.index(len(one.parts))])
+        elif one.kind == "record":
+            out.append("{")
+            todo.append("}")
+            for i, (names, part) in reversed([*enumerate(zip(one.fields, one.parts, strict=True))]):
+                todo += [part, f"{',' if i else ''}{_quoted(names[0])}:"]
+        elif one.kind in ("array", "map"):
+            todo.append(_Blocks(one.parts[0], one.kind == "map"))
+        else:
+            out.append(_SCALARS[one.kind](of, one))
+    if of.at != len(of.data):
+        raise NotJson("the value does not end where it was passed over")
+    return "".join(out)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            octet = self.data[self.at]
+            self.at += 1
+            value |= (octet & 127) << shift
+            if octet < 128:
+                return (value >> 1) ^ -(value & 1)
+            shift += 7
+
+    def index(self, count: int) -> int:
+        found = self.varint()
+        if not 0 <= found < count:
+            raise NotJson("no such branch or symbol")
+        return found
+
+    def block(self) -> int:
+        """Return the number of elements in the next block."""
+        count = self.varint()
+        if count < 0:
+            self.varint()  # the block's bytes
+        return abs(count)
+
+    def some(self, size: int) -> bytes:
+        if size < 0 or self.at + size > len(self.data):
+            raise NotJson("the value ends early")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def blob(self) -> bytes:
+        return self.some(self.varint())
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _number(value: float, text: str) -> str:
+    return text if math.isfinite(value) else '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"'
+
+
+def _boolean(of: _Reader, _: AvroType) -> str:
+    return ("false", "true")[of.some(1)[0]]
+
+
+def _integer(of: _Reader, written: AvroType) -> str:
+    value, logical = of.varint(), written.logical
+    if logical == "date":
+        return f'"{_day(value)}"'
+    if logical.startswith("time-"):
+        return f'"{_clock(value * _MICROSECONDS[logical.rpartition("-")[2]] * 1000)}"'
+    if logical:
+        nanos = value * 1000 * _MICROSECONDS.get(logical.rpartition("-")[2], 0) or value
+        days, rest = divmod(nanos, 86_400 * 10**9)
+        return f'"{_day(days)}T{_clock(rest)}{"" if logical.startswith("local") else "Z"}"'
+    return str(value)
+
+
+def _day(days: int) -> str:
+    eras, day = divmod(days + _EPOCH - 1, _ERA_DAYS)
+    found = date.fromordinal(day + 1)
+    return f"{found.year + 400 * eras:04}-{found.month:02}-{found.day:02}"
+
+
+def _clock(nanos: int) -> str:
+    seconds, fraction = divmod(nanos, 10**9)
+    digits = f"{fraction:09}".rstrip("0")
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{clock}.{digits}" if digits else clock
+
+
+def _float(of: _Reader, _: AvroType) -> str:
+    (value,) = struct.unpack("<f", of.some(4))
+    return _number(value, str(np.float32(value)))
+
+
+def _double(of: _Reader, _: AvroType) -> str:
+    (value,) = struct.unpack("<d", of.some(8))
+    return _number(value, repr(value))
+
+
+def _octets(data: bytes, written: AvroType) -> str:
+    if written.logical != "decimal":
+        return f'"{b64encode(data).decode()}"'
+    number = int.from_bytes(data, "big", signed=True)
+    with localcontext(prec=max(1, len(str(number)))):
+        return f"{Decimal(number).scaleb(-written.scale):f}"
+
+
+_SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
+    "null": lambda _, __: "null",
+    "boolean": _boolean,
+    "int": _integer,
+    "long": _integer,
+    "float": _float,
+    "double": _double,
+    "string": lambda of, _: _quoted(of.blob().decode()),
+    "bytes": lambda of, written: _octets(of.blob(), written),
+    "fixed": lambda of, written: _octets(of.some(written.size), written),
+    "enum": lambda of, written: _quoted(written.symbols[of.index(len(written.symbols))]),
+}

@@ -1,0 +1,166 @@
+"""Finds the parts of a JSON record that no column takes: the value of a `rest` column.
+
+The compiled loop does the same, and this module is its reference. The parts keep the record's order and the text of
+keys and values. A part of a struct, list or map column stays at its place: `{"place": {"zip": "1"}}` for a column
+`place` without the field `zip`. Elements without such parts are null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.json.text import STRING
+from frazil.ingest.formats.json.types import OF_REST, Units
+
+Path = tuple[str, ...]
+_TOKEN = re.compile(STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
+_ATOM = re.compile(rb"[^ \t\r\n,\]}]+")
+_WHITE = re.compile(rb"[ \t\r\n]*")
+_name = msgspec.json.Decoder(str).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of an object that columns take. All other fields are left, except hidden ones."""
+
+    taken: Mapping[str, Part | None]
+    """Parts by name; None if nothing within the field is left."""
+    hidden: frozenset[str] = field(default_factory=frozenset)
+    """Names in lower case. A field of such a name is not left, in whatever case it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A list or map with objects."""
+
+    each: Part
+    is_map: bool
+
+
+Part = Fields | Entries
+
+
+def is_rest(one: iceberg.NestedField, units: Units) -> bool:
+    return units.get(one.field_id) == OF_REST
+
+
+def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
+    """Return which parts of values a column of this type takes; None if it takes all.
+
+    `hidden` has the paths of sensitive fields, in lower case.
+    """
+
+    def below(*names: str) -> list[Path]:
+        return [path[1:] for path in hidden if len(path) > 1 and path[0] in names]
+
+    match kind:
+        case iceberg.StructType():
+            taken = {
+                one.name: parts_of(one.field_type, units, below(one.name.lower()))
+                for one in kind.fields
+                if not is_rest(one, units)
+            }
+            return Fields(taken, frozenset(path[0] for path in hidden))
+        case iceberg.ListType():
+            each = parts_of(kind.element_type, units, below("element"))
+            return None if each is None else Entries(each, is_map=False)
+        case iceberg.MapType():
+            if any(path[0] == "key" for path in hidden):
+                return None  # whatever is left of an entry would show its key
+            each = parts_of(kind.value_type, units, below("value"))
+            return None if each is None else Entries(each, is_map=True)
+    return None
+
+
+def places_of_rest(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path, iceberg.StructType, str]]:
+    """Yield the paths of structs with a `rest` column, with the struct and the column's name."""
+    for one in kind.fields:
+        if is_rest(one, units):
+            yield (), kind, one.name
+        elif isinstance(one.field_type, iceberg.StructType):
+            for path, inner, name in places_of_rest(one.field_type, units):
+                yield (one.name, *path), inner, name
+
+
+def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> str | None:
+    """Return what is left of the object at `path` of a valid record; None if nothing is.
+
+    Without `nulls`, fields that are null are not left.
+    """
+    at = _after_white(text, 0)
+    for name in path:
+        found = next((value for _, key, value, _ in _members(text, at) if key == name), None)
+        if found is None or text[found] != ord("{"):
+            return None
+        at = found
+    left = _left(text, at, part, nulls=nulls)
+    return None if left is None else left.decode()
+
+
+def _left(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
+    if text.startswith(b"null", at):
+        return None
+    if isinstance(part, Entries) and not part.is_map:
+        parts = [_left(text, value, part.each, nulls=nulls) for value, _ in _elements(text, at)]
+        return b"[" + b",".join(one or b"null" for one in parts) + b"]" if any(parts) else None
+    members = []
+    for start, name, value, end in _members(text, at):
+        if isinstance(part, Entries):
+            inside: Part | None = part.each
+        elif name in part.taken:
+            inside = part.taken[name]
+        else:
+            if name.lower() not in part.hidden and (nulls or text[value:end] != b"null"):
+                members.append(text[start:end])
+            continue
+        if inside is not None and (left := _left(text, value, inside, nulls=nulls)) is not None:
+            members.append(text[start:value] + left)
+    return b"{" + b",".join(members) + b"}" if members else None
+
+
+def _members(text: bytes, at: int) -> Iterator[tuple[int, str, int, int]]:
+    """Yield an object's members: where the key begins, the key, and where the value begins and ends."""
+    at = _after_white(text, at + 1)
+    while text[at] != ord("}"):
+        key = STRING.match(text, at)
+        assert key is not None
+        value = _after_white(text, _after_white(text, key.end()) + 1)
+        end = _value_end(text, value)
+        yield at, _name(key[0]), value, end
+        at = _next(text, end)
+
+
+def _elements(text: bytes, at: int) -> Iterator[tuple[int, int]]:
+    at = _after_white(text, at + 1)
+    while text[at] != ord("]"):
+        end = _value_end(text, at)
+        yield at, end
+        at = _next(text, end)
+
+
+def _next(text: bytes, end: int) -> int:
+    end = _after_white(text, end)
+    return _after_white(text, end + 1) if text[end] == ord(",") else end
+
+
+def _after_white(text: bytes, at: int) -> int:
+    found = _WHITE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _value_end(text: bytes, at: int) -> int:
+    if text[at] in b"[{":
+        depth = 0
+        for token in _TOKEN.finditer(text, at):
+            depth += (token[0] in (b"[", b"{")) - (token[0] in (b"]", b"}"))
+            if depth == 0:
+                return token.end()
+    found = STRING.match(text, at) or _ATOM.match(text, at)
+    assert found is not None
+    return found.end()

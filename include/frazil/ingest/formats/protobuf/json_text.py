@@ -1,0 +1,189 @@
+"""Fills the columns that keep any value as text, with Protobuf's JSON mapping of the value.
+
+The compiled loop leaves these columns null, or empty in lists and maps. A message with such a column is parsed again by
+Protobuf's own library. Field names stay as in the schema, as columns are named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.json_format import Error, MessageToDict
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
+
+
+class _At(NamedTuple):
+    """A field of a message; `value` is one value of it, if it is a list or map."""
+
+    message: Message
+    field: FieldDescriptor
+    value: Any = None
+
+
+class JsonTexts:
+    """Fills the columns of one schema."""
+
+    def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
+        """`hidden` has the paths of fields that are not left for a `rest` column, in lower case."""
+        self._schema = schema
+        self._here = {i for i, unit in units.items() if unit in (AS_JSON, JSON_IN_TEXT, OF_REST)}
+        self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
+        self._taken = parts_of(schema, units, hidden)
+        self.faults: dict[int, str] = {}
+        """Rows of the last call with a value that has no JSON text, each with the reason."""
+        self.missing: dict[int, str] = {}
+        """Rows of the last call without a required value, each with the value's full name."""
+
+    def __bool__(self) -> bool:
+        return any(self._has(field.field_type, field.field_id) for field in self._schema.fields)
+
+    def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
+        """Return the rows with their texts. `written` has the message type of each record."""
+        self.faults, self.missing = {}, {}
+        messages: list[Message | None] = []
+        for row, (record, kind) in enumerate(zip(records, written, strict=True)):
+            try:
+                messages.append(GetMessageClass(kind).FromString(record))
+            except DecodeError as error:
+                self.faults[row] = str(error)
+                messages.append(None)
+        for i, field in enumerate(self._schema.fields):
+            if field.name == self._rest:
+                rests = [None if one is None else self._left(row, one) for row, one in enumerate(messages)]
+                rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
+            elif self._has(field.field_type, field.field_id):
+                parts = [None if one is None else _field(one, field.name) for one in messages]
+                array = self._filled(_one(rows.column(i)), field, parts, range(len(parts)), field.name)
+                rows = rows.set_column(i, rows.schema.field(i), array)
+        return rows
+
+    def _left(self, row: int, message: Message) -> str | None:
+        """Return the fields of a message that no column takes."""
+        assert self._taken is not None
+        try:
+            text = _dumped(MessageToDict(message, preserving_proto_field_name=True))
+            return rest_of(text.encode(), self._taken)
+        except (Error, TypeError, ValueError) as error:
+            self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
+            return None
+
+    def _has(self, kind: iceberg.IcebergType, field_id: int) -> bool:
+        match kind:
+            case iceberg.StructType():
+                return any(self._has(field.field_type, field.field_id) for field in kind.fields)
+            case iceberg.ListType():
+                return self._has(kind.element_type, kind.element_id)
+            case iceberg.MapType():
+                return self._has(kind.value_type, kind.value_id)
+        return field_id in self._here
+
+    def _filled(
+        self, array: pa.Array, field: iceberg.NestedField, parts: Sequence[_At | None], rows: Sequence[int], path: str
+    ) -> pa.Array:
+        """Fill an array with one entry for each of `parts`, which are in the records `rows`."""
+        mask = array.is_null() if array.null_count else None
+        match kind := field.field_type:
+            case iceberg.StructType():
+                children = []
+                for i, inner in enumerate(kind.fields):
+                    child = array.field(i)
+                    if self._has(inner.field_type, inner.field_id):
+                        within = [None if at is None else _within(at, inner.name) for at in parts]
+                        # A struct that is null has no fields, not missing ones.
+                        there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
+                        child = self._filled(child, inner, within, there, f"{path}.{inner.name}")
+                    children.append(child)
+                fields = [array.type.field(i) for i in range(array.type.num_fields)]
+                return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+            case iceberg.ListType():
+                found = [
+                    (at._replace(value=value), row)
+                    for at, row in zip(parts, rows, strict=True)
+                    if at is not None
+                    for value in getattr(*_named(at))
+                ]
+                inside, of = [at for at, _ in found], [row for _, row in found]
+                elements = self._filled(array.values, kind.element_field, inside, of, f"{path}.element")
+                return pa.LargeListArray.from_arrays(array.offsets, elements, type=array.type, mask=mask)
+            case iceberg.MapType():
+                keys, starts = array.keys.to_pylist(), array.offsets.to_pylist()
+                found = [
+                    (at._replace(value=getattr(*_named(at))[keys[i]]), row)
+                    for n, (at, row) in enumerate(zip(parts, rows, strict=True))
+                    if at is not None
+                    for i in range(starts[n], starts[n + 1])
+                ]
+                inside, of = [at for at, _ in found], [row for _, row in found]
+                items = self._filled(array.items, kind.value_field, inside, of, f"{path}.value")
+                return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=array.type, mask=mask)
+        texts = []
+        for at, row in zip(parts, rows, strict=True):
+            text = None
+            if at is None:
+                if field.required and row >= 0:
+                    self.missing.setdefault(row, path)
+            else:
+                try:
+                    text = _json(at)
+                except (Error, TypeError, ValueError) as error:
+                    self.faults.setdefault(row, f"{path}: the value has no JSON text: {error}")
+            texts.append("" if text is None and field.required else text)
+        return pa.array(texts, array.type)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def _named(at: _At) -> tuple[Message, str]:
+    return at.message, at.field.name
+
+
+def _field(message: Message, name: str) -> _At | None:
+    """Return a field of a message; None if the message does not have it, or has no value for it."""
+    field = message.DESCRIPTOR.fields_by_name.get(name)
+    if field is None or (not field.is_repeated and field.has_presence and not message.HasField(name)):
+        return None
+    return _At(message, field)
+
+
+def _within(at: _At, name: str) -> _At | None:
+    message = getattr(*_named(at)) if at.value is None else at.value
+    return _field(message, name)
+
+
+def _json(at: _At) -> str:
+    value = at.value if at.value is not None or at.field.is_repeated else getattr(*_named(at))
+    if isinstance(value, Message):
+        found = MessageToDict(value, preserving_proto_field_name=True)
+    elif at.value is not None:
+        return json.dumps(value, ensure_ascii=False)  # a text
+    else:
+        one: Any = type(at.message)()
+        if at.field.is_repeated:
+            getattr(one, at.field.name).MergeFrom(getattr(*_named(at)))
+            of_empty: Callable[[], Any] = dict if _is_map(at.field) else list
+            found = MessageToDict(one, preserving_proto_field_name=True).get(at.field.name, of_empty())
+        else:
+            setattr(one, at.field.name, value)
+            options: Mapping[str, bool] = {"always_print_fields_with_no_presence": True}
+            found = MessageToDict(one, preserving_proto_field_name=True, **options)[at.field.name]
+    return _dumped(found)
+
+
+def _dumped(found: Any) -> str:
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry

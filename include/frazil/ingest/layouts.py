@@ -1,0 +1,138 @@
+"""Decodes each record of a routed stream with the columns of the table that it goes to.
+
+Tables of one route may have different columns: each grows by the fields of its own records. A first pass reads only the
+column that selects the table, with the default table's type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+
+from frazil.ingest.beside_value import value_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import StageContext, Target, is_routed
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoded, Decoder
+from frazil.ingest.opened import open_decoder
+from frazil.ingest.routed_writers import other_names
+from frazil.spec.formats import envelope_of, format_of
+from frazil.spec.rules import NAMED_FIELDS
+
+FIRST_PASS: Target = ".first-pass"
+"""The target with which a chunk is decoded to find the tables of its records."""
+
+
+def alike(context: StageContext) -> Mapping[Target, Target] | None:
+    """Return the targets that share another target's columns; None if all records can be decoded together.
+
+    With a transform, all records are decoded together. If tables may evolve, no table shares another's columns, because
+    a decoder reports new fields for one table only.
+    """
+    routed = [target for target in context.targets if is_routed(target)]
+    if context.destinations is None or context.transform or format_of(context.record_format).type not in NAMED_FIELDS:
+        return None
+    if context.evolution != "off":
+        return {}
+    known: dict[str, pa.Schema] = {}
+    for target in ("main", *routed):
+        text = context.targets[target].schema_json
+        if text not in known:
+            known[text] = schema_to_pyarrow(Schema.model_validate_json(text), include_field_ids=False)
+    main = known[context.main.schema_json]
+    found = {target: "main" for target in routed if known[context.targets[target].schema_json].equals(main)}
+    return None if len(found) == len(routed) else found
+
+
+def context_of(context: StageContext, target: Target) -> StageContext:
+    """Return the context in which a target's records are decoded."""
+    if target == FIRST_PASS:
+        return _first_pass(context)
+    if not is_routed(target):
+        return context
+    own, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
+    schema = Schema.model_validate_json(own.schema_json)
+    columns = set(schema.column_names)
+    names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
+    called = {name: column for column, others in names.items() for name in others}  # some were renamed just now
+
+    def own_names(columns: Iterable[str]) -> tuple[str, ...]:
+        first_rest = (column.partition(".") for column in columns)
+        return tuple(called.get(first, first) + dot + rest for first, dot, rest in first_rest)
+
+    if changes:
+        changes = dataclasses.replace(
+            changes,
+            key=own_names(changes.key),
+            required=own_names(changes.required),
+            key_fields=own_names(changes.key_fields),
+            delete_column=changes.delete_column and called.get(changes.delete_column, changes.delete_column),
+        )
+    if sensitive:
+        moved = zip(own_names(sensitive["fields"]), sensitive["fields"].values(), strict=True)
+        sensitive["fields"] = dict(moved)
+    return dataclasses.replace(
+        context,
+        targets={**context.targets, "main": own},
+        units={
+            name: unit
+            for name, unit in zip(own_names(context.units), context.units.values(), strict=True)
+            if name in columns
+        },
+        aliases={name: schema.find_field(column).field_id for name, column in called.items()},
+        changes=changes,
+        sensitive=sensitive,
+    )
+
+
+def _first_pass(context: StageContext) -> StageContext:
+    """Return the context in which a record has only the column that selects its table.
+
+    Rows of an upsert stream also have their key, and the columns that an envelope fills.
+    """
+    assert context.destinations is not None
+    envelope, changes = envelope_of(format_of(context.record_format)), context.changes
+    names = {context.destinations.name, *(changes.key if changes else ()), *(envelope.metadata if envelope else ())}
+    schema = Schema.model_validate_json(context.main.schema_json)
+    schema = Schema(*(field for field in schema.fields if field.name in names))
+    main = dataclasses.replace(
+        context.main, schema_json=schema.model_dump_json(), spec_json=PartitionSpec().model_dump_json()
+    )
+    ids = {field.field_id for field in schema.fields}
+    return dataclasses.replace(
+        context,
+        targets={**context.targets, "main": main},
+        units={name: unit for name, unit in context.units.items() if name in names},
+        beside_value={name: header for name, header in context.beside_value.items() if name in names},
+        aliases={name: field_id for name, field_id in context.aliases.items() if field_id in ids},
+        changes=changes and dataclasses.replace(changes, required=(), delete_column=None, delete_values=()),
+        evolution="off",
+    )
+
+
+class TargetDecoder:
+    """Decodes each chunk with the columns of the chunk's target."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._made: dict[Target, Decoder] = {}
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        if chunk.target not in self._made:
+            context = context_of(self._context, chunk.target)
+            schema = Schema.model_validate_json(context.main.schema_json)
+            filled = value_schema(record_schema(schema, context.coordinates), context.beside)
+            beside_only = chunk.target == FIRST_PASS and not filled.fields
+            self._made[chunk.target] = _nothing if beside_only else open_decoder(context, schema)
+        return self._made[chunk.target](chunk)
+
+
+def _nothing(chunk: Chunk) -> Decoded:
+    """Decode no column: the record's key or header selects its table."""
+    return Decoded(pa.table({}), np.arange(len(chunk)))

@@ -1,0 +1,214 @@
+"""Runs a stream's transform: DuckDB makes the table's columns from the decoded fields of a chunk's records.
+
+The chunk's records are transformed by one query. If an expression fails for any record, a second query finds all such
+records; they become dead letters, and the others are transformed again. A record's result does not depend on other
+records: DuckDB's optimizer is off, and both queries evaluate the same expressions in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from frazil.ingest.beside_value import BesideValue, value_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import StageContext, Transform
+from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.formats import decoder
+from frazil.ingest.record_files import RowChunk
+from frazil.ingest.transform_sql import (
+    KEEP,
+    ROW,
+    UNNESTED,
+    condition_of,
+    open_connection,
+    quoted,
+    selecting,
+    tried,
+    whole_query,
+)
+
+FAILED = "TransformFailed"
+"""Error class of a record for which an expression of the transform fails."""
+MAX_QUOTED_CHARACTERS = 80
+_FAILS = "_frazil_fails_"
+
+
+def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
+    """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
+    assert context.transform is not None
+    records = Schema.model_validate_json(context.transform.records_json)
+    units = {records.find_field(name).field_id: unit for name, unit in context.units.items()}
+    return TransformedDecoder(
+        decoder(context.record_format, value_schema(records, context.beside), units),
+        BesideValue(records, context.beside),
+        context.transform,
+        columns,
+        withheld=bool(context.sensitive),
+    )
+
+
+class TransformedDecoder:
+    """Decodes records to the fields of `records`, and transforms these to rows with the table's columns."""
+
+    def __init__(
+        self, decode: Decoder, beside: BesideValue, transform: Transform, columns: Schema, *, withheld: bool
+    ) -> None:
+        """`withheld` is whether error texts must not quote values."""
+        self._decode, self._beside, self._transform = decode, beside, transform
+        self._columns = schema_to_pyarrow(columns, include_field_ids=True)
+        self._made = {column.name for column in transform.columns}
+        self._withheld = withheld
+        self._wary = False
+        """Whether a record of the last chunk failed: then the next chunk is searched for such records first."""
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        if isinstance(chunk, RowChunk):
+            fields = Decoded(chunk.rows, np.arange(len(chunk)))
+        else:
+            fields = self._beside(self._decode(chunk), chunk)
+        numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
+        failed: dict[int, str] = {}
+        made = None if self._wary else self._made_of(numbered)
+        if made is None:
+            failed, made = self._without_failing(numbered)
+        places = made.column(ROW).to_numpy()
+        kept = fields.kept[places]
+        wrong = [Rejection(int(fields.kept[row]), FAILED, failed[row]) for row in sorted(failed)]
+        rows, missing = self._rows(made)
+        if missing:
+            good = np.ones(len(kept), np.bool_)
+            good[list(missing)] = False
+            wrong += [Rejection(int(kept[row]), *missing[row]) for row in sorted(missing)]
+            rows, kept = rows.filter(pa.array(good)), kept[good]
+        rejections = [*fields.rejections, *wrong]
+        dropped = np.zeros(len(chunk), np.bool_)
+        dropped[fields.kept] = True
+        dropped[kept] = False
+        dropped[np.array([r.index for r in rejections], np.int64)] = False
+        return Decoded(rows.cast(self._columns), kept, rejections, fields.drift, np.flatnonzero(dropped))
+
+    @cached_property
+    def _connection(self) -> Any:
+        return open_connection()
+
+    def _query(self, query: str, records: pa.Table) -> pa.Table:
+        connection = self._connection
+        connection.register("records", records)
+        try:
+            return connection.sql(query).to_arrow_table()
+        finally:
+            connection.unregister("records")
+
+    def _made_of(self, records: pa.Table) -> pa.Table | None:
+        """Return the transformed rows; None if an expression fails for a record."""
+        import duckdb  # noqa: PLC0415 - as in open_connection
+
+        try:
+            return self._query(whole_query(self._transform), records)
+        except (duckdb.DataError, duckdb.InvalidInputException):
+            return None
+
+    def _without_failing(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
+        """Return the error text of each record for which an expression fails, and the transformed rows of the others.
+
+        Usually all of these are among the suspects, and only suspects are tried one by one.
+        """
+        suspect = self._suspects(records)
+        failed = self._failing(records.filter(pa.array(suspect)))
+        made = self._made_of(records.filter(pa.array(_others(suspect, failed)))) if not suspect.all() else None
+        if made is None:
+            failed |= self._failing(records.filter(pa.array(~suspect)))
+            made = self._query(whole_query(self._transform), records.filter(pa.array(_others(suspect, failed))))
+        self._wary = bool(failed)
+        return failed, made
+
+    def _suspects(self, records: pa.Table) -> NDArray[np.bool_]:
+        import duckdb  # noqa: PLC0415 - as in open_connection
+
+        everything = np.ones(len(records), np.bool_)
+        if not self._transform.suspicions:
+            return everything
+        condition = " OR ".join(f"coalesce({text}, false)" for text in self._transform.suspicions)
+        query = selecting(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
+        try:
+            suspect: NDArray[np.bool_] = self._query(query, records).column(0).to_numpy()
+        except duckdb.Error:  # a condition fails itself, or names the rows of UNNEST
+            return everything
+        return suspect
+
+    def _failing(self, records: pa.Table) -> dict[int, str]:
+        """Return the error text of each row for which an expression fails."""
+        transform, failed = self._transform, dict[int, str]()
+        if transform.where:
+            source = f"SELECT *, {tried(condition_of(transform))} AS {KEEP} FROM records AS {quoted(transform.alias)}"
+            kept = self._query(source, records)
+            keep = kept.column(KEEP)
+            where = " AND ".join(transform.where)
+            failed |= self._texts(kept.filter(keep.is_null()), "WHERE", where, transform.where_reads)
+            records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
+        if transform.unnested:
+            lists = [f"{tried(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
+            found = self._query(selecting(transform, ["*", *lists], source="SELECT * FROM records"), records)
+            good = np.ones(len(found), np.bool_)
+            for n, text in enumerate(transform.unnested):
+                null = found.column(f"{UNNESTED}{n}").is_null()
+                failed |= self._texts(found.filter(null), "UNNEST", text, ())
+                good &= ~null.to_numpy()
+            unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
+            without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
+            query = selecting(transform, [without, *unnest], source="SELECT * FROM records")
+            records = self._query(query, found.filter(pa.array(good)))
+        tries = [f"{column.fails} AS {_FAILS}{n}" for n, column in enumerate(transform.columns)]
+        found = self._query(selecting(transform, tries, source="SELECT * FROM records"), records)
+        for n, column in enumerate(transform.columns):
+            texts = self._texts(records.filter(found.column(n)), column.name, column.declared, column.reads)
+            failed = {**texts, **failed}
+        return failed
+
+    def _texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
+        """Return an error text for each of the rows, with the values of the fields that the expression reads."""
+        failed = f"{name}: {expression} failed"
+        if self._withheld or not reads:
+            return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
+        values = zip(*(map(_shortened, rows.column(field).to_pylist()) for field in reads), strict=True)
+        named = (", ".join(f"{field} = {text}" for field, text in zip(reads, of, strict=True)) for of in values)
+        return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
+
+    def _rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
+        """Return the table's columns, and by row why a row does not fit them."""
+        arrays, wrong = [], dict[int, tuple[str, str]]()
+        for field in self._columns:
+            if field.name not in self._made:  # a column that others added to the table
+                arrays.append(pa.nulls(made.num_rows, field.type))
+                continue
+            values = made.column(field.name)
+            if not field.nullable and values.null_count:
+                for row in np.flatnonzero(values.is_null().to_numpy()).tolist():
+                    wrong.setdefault(row, ("MissingRequired", f"{field.name}: required, and missing or null"))
+            if pa.types.is_fixed_size_binary(field.type):
+                length = field.type.byte_width
+                unfit = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
+                for row in np.flatnonzero(unfit.to_numpy()).tolist():
+                    wrong.setdefault(row, (FAILED, f"{field.name}: the value does not have {length} bytes"))
+            arrays.append(values)
+        return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
+
+
+def _others(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
+    good = np.ones(len(suspect), np.bool_)
+    good[list(failed)] = False
+    return good
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[: MAX_QUOTED_CHARACTERS - 1]}…"

@@ -1,0 +1,583 @@
+"""Checks a declared `transform` and prepares it for executors: one SELECT that makes table columns from one record.
+
+DuckDB parses the statement and resolves names and types. Its syntax tree is then walked, and everything that is not a
+pure function of one record is refused. Unknown parts of the tree are refused too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from frazil.errors import SpecError
+from frazil.extras import extras_named
+from frazil.ingest.contract import Transform, TransformedColumn
+from frazil.spec.iceberg import records_schema
+from frazil.spec.model import StreamSpec
+
+ROW, KEEP, UNNESTED = "_frazil_row", "_frazil_keep", "_frazil_unnested_"
+"""Names that a transform's queries add to the fields of `records`."""
+MEMORY = "512MB"
+"""DuckDB's memory limit in a task. A chunk has about a tenth of that."""
+
+_Node = dict[str, Any]
+_CLASSES = frozenset(
+    {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "LAMBDA"}
+    | {"OPERATOR", "TYPE"}
+)
+_NO_CLASSES = {
+    "WINDOW": "a window function",
+    "SUBQUERY": "a subquery",
+    "STAR": "`*` or COLUMNS inside an expression",
+    "PARAMETER": "a parameter",
+    "POSITIONAL_REFERENCE": "a reference by position",
+    "DEFAULT": "DEFAULT",
+}
+_NO_CLAUSES = {
+    "cte_map": "WITH",
+    "group_expressions": "GROUP BY",
+    "group_sets": "GROUP BY",
+    "having": "HAVING",
+    "qualify": "QUALIFY",
+    "sample": "USING SAMPLE",
+}
+_NO_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
+_IMPURE = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
+"""Functions that DuckDB declares as stable, but that depend on the clock, the time zone or DuckDB's version."""
+_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
+"""Functions whose second argument names an aggregate function for the elements of a list."""
+_SIZED = {
+    "array_resize": 1,
+    "bar": 1,
+    "generate_series": 0,
+    "list_resize": 1,
+    "lpad": 1,
+    "range": 0,
+    "repeat": 1,
+    "rpad": 1,
+}
+"""Functions whose arguments, from this one on, set the length of the result, which DuckDB's memory limit ignores."""
+MAX_SIZE = 100_000
+
+
+def open_connection() -> Any:
+    """Return a DuckDB connection that reaches neither files nor the network, with one thread and limited memory.
+
+    The optimizer is off, because it moves expressions: a record's result would depend on the plan. Raises MissingExtra.
+    """
+    with extras_named():
+        import duckdb  # noqa: PLC0415 - only a stream with a transform needs it
+
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "allow_community_extensions": False,
+            "arrow_large_buffer_size": True,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "enable_external_access": False,
+            "memory_limit": MEMORY,
+            "threads": 1,
+        },
+    )
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")
+    connection.execute("PRAGMA disable_optimizer")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def selecting(transform: Transform, columns: Sequence[str], *, source: str) -> str:
+    """Return a query of `columns`, with the rows of `source` under the name that the transform gives to `records`."""
+    return f"SELECT {', '.join(columns)} FROM ({source}) AS {quoted(transform.alias)}"
+
+
+def tried(expression: str) -> str:
+    """Return an expression that is null only if `expression` fails."""
+    return f"TRY(struct_pack(v := {expression}))"
+
+
+def kept_rows(transform: Transform) -> str:
+    """Return the query of the records that WHERE keeps.
+
+    Conditions joined by AND are evaluated from left to right, each only if the ones before are true.
+    """
+    if not transform.where:
+        return "SELECT * FROM records"
+    condition = condition_of(transform)
+    return f"SELECT * FROM (SELECT *, {condition} AS {KEEP} FROM records AS {quoted(transform.alias)}) WHERE {KEEP}"
+
+
+def condition_of(transform: Transform) -> str:
+    condition = "true"
+    for one in reversed(transform.where):
+        condition = f"CASE WHEN {one} THEN {condition} ELSE false END"
+    return condition
+
+
+def unnested_rows(transform: Transform, source: str) -> str:
+    """Return the query of `source` with the lists of UNNEST as rows."""
+    lists = [f"unnest({text}) AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
+    return selecting(transform, ["*", *lists], source=source) if lists else source
+
+
+def whole_query(transform: Transform) -> str:
+    """Return the query of all rows and columns, each row with the number of its record in `_frazil_row`."""
+    columns = [ROW, *(f"{column.expression} AS {quoted(column.name)}" for column in transform.columns)]
+    return selecting(transform, columns, source=unnested_rows(transform, kept_rows(transform)))
+
+
+class Result(NamedTuple):
+    """A checked transform, and the type of each of its columns, in Iceberg's notation."""
+
+    transform: Transform
+    types: Mapping[str, str]
+
+
+def checked(spec: StreamSpec) -> Result:
+    """Return the stream's transform in a form for executors, whose columns are exactly those of the stream's `schema`.
+
+    Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
+    """
+    assert spec.transform is not None
+    return _checked(spec.transform, spec.unnests, records_schema(spec).model_dump_json(), _declared(spec))
+
+
+def _declared(spec: StreamSpec) -> tuple[tuple[str, str], ...]:
+    from frazil.spec.iceberg import schema  # noqa: PLC0415 - next to its only use
+
+    names = {column.name for column in spec.columns}
+    arrow = schema_to_pyarrow(schema(spec))
+    return tuple((field.name, type_text(field.type)) for field in arrow if field.name in names)
+
+
+@lru_cache(maxsize=64)
+def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[str, str], ...]) -> Result:
+    fields = Schema.model_validate_json(records_json)
+    with open_connection() as connection:
+        checker = _Checker(connection, [field.name for field in fields.fields])
+        found = checker.transform(sql, records_json)
+        if found.unnested and not unnests:
+            raise SpecError("transform: write unnest without escapes, so that its rows are numbered")
+        empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
+        connection.register("records", empty)
+        types = _types(connection, found)
+    wanted = dict(declared)
+    if uuids := [name for name, kind in declared if "uuid" in kind]:
+        raise SpecError(f"transform: it cannot make the column {uuids[0]} of type uuid; declare string, and CAST it")
+    problems = [
+        f"transform: the column {name} is {types[name]} in the SELECT, and {kind} in schema; write CAST(… AS …), or "
+        "change schema"
+        for name, kind in declared
+        if name in types and types[name] != kind
+    ]
+    problems += [
+        f"transform: the SELECT does not make the column {name} of schema" for name in wanted if name not in types
+    ]
+    problems += [
+        f"transform: the column {name} of the SELECT is not a column of schema ({kind})"
+        for name, kind in types.items()
+        if name not in wanted
+    ]
+    if problems:
+        raise SpecError("\n".join(problems))
+    return Result(found, types)
+
+
+def _types(connection: Any, found: Transform) -> dict[str, str]:
+    """Return the type of each column. Each expression is bound alone, so that an error names its column."""
+    import duckdb  # noqa: PLC0415 - as in open_connection
+
+    def bound(where: str, query: str) -> Any:
+        try:
+            return connection.sql(query).to_arrow_table().schema
+        except duckdb.Error as error:
+            raise SpecError(f"transform: {where}: {_first_line(error)}") from None
+
+    bound("WHERE", kept_rows(found))
+    source = unnested_rows(found, kept_rows(found))
+    bound("UNNEST", source)
+    types = {}
+    for column in found.columns:
+        schema = bound(f"the column {column.name}", selecting(found, [f"{column.expression} AS c"], source=source))
+        types[column.name] = type_text(schema.field(0).type)
+    bound("SELECT", whole_query(found))
+    return types
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", maxsplit=1)[0]
+
+
+class _Checker:
+    """Walks one statement."""
+
+    def __init__(self, connection: Any, fields: Sequence[str]) -> None:
+        self._connection = connection
+        self._fields = {name.lower(): name for name in fields}
+        stable, macros = _functions()
+        self._stable, self._macros = set(stable), dict(macros)
+        self._alias = "records"
+        self._unnested: list[str] = []
+        self._suspicions: dict[str, None] = {}
+
+    def transform(self, sql: str, records_json: str) -> Transform:
+        node = self._statement(sql)
+        self._clauses(node)
+        columns = []
+        for name, expression in self._columns(node["select_list"]):
+            used, written = self._fields_of(expression), self._text(expression)
+            plain = self._without_unnest(expression)
+            self._walk(plain, frozenset())
+            self._suspect(plain)
+            columns.append(TransformedColumn(name, self._text(plain), written, used, self._fails(plain)))
+        names = [column.name.lower() for column in columns]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise SpecError(f"transform: the SELECT makes the column {twice} twice; give one another name with AS")
+        where = [self._condition(part) for part in _conjuncts(node["where_clause"])]
+        used = tuple(sorted({name for part in _conjuncts(node["where_clause"]) for name in self._fields_of(part)}))
+        return Transform(
+            records_json, self._alias, tuple(columns), tuple(where), used, tuple(self._unnested), (*self._suspicions,)
+        )
+
+    def _statement(self, sql: str) -> _Node:
+        rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
+        parsed = json.loads(rows[0][0])
+        if parsed["error"]:
+            if parsed["error_type"] != "parser":
+                raise SpecError("transform: write one SELECT statement")
+            raise SpecError(f'transform: {parsed["error_message"]}. Quote names that are keywords, such as "at"')
+        if len(parsed["statements"]) != 1:
+            raise SpecError("transform: write one SELECT statement")
+        node: _Node = parsed["statements"][0]["node"]
+        if node["type"] != "SELECT_NODE":
+            raise SpecError("transform: write one SELECT, without UNION, VALUES and the like")
+        return node
+
+    def _clauses(self, node: _Node) -> None:
+        table = node["from_table"]
+        plain = table["type"] == "BASE_TABLE" and table["table_name"].lower() == "records"
+        if not plain or any(
+            table.get(key) for key in ("schema_name", "catalog_name", "column_name_alias", "at_clause")
+        ):
+            raise SpecError("transform: write FROM records alone: a record's row depends on nothing else")
+        self._alias = table["alias"] or "records"
+        refused = [_NO_MODIFIERS.get(m["type"], m["type"]) for m in node["modifiers"]]
+        refused += [word for key, word in _NO_CLAUSES.items() if node[key] and node[key] != {"map": []}]
+        refused += ["USING SAMPLE"] * bool(table["sample"])
+        refused += ["GROUP BY"] * (node["aggregate_handling"] != "STANDARD_HANDLING")
+        if refused:
+            raise SpecError(f"transform: {refused[0]} is not allowed: a record's row depends on this record alone")
+
+    def _columns(self, select_list: Sequence[_Node]) -> Iterator[tuple[str, _Node]]:
+        for expression in select_list:
+            if expression["class"] == "STAR" and not expression["columns"]:
+                yield from self._star(expression)
+                continue
+            name = expression["alias"]
+            if not name and expression["class"] == "COLUMN_REF":
+                name = expression["column_names"][-1]
+            if not name:
+                raise SpecError(f"transform: {self._text(expression)} has no name; write AS and the column's name")
+            yield name, {**expression, "alias": ""}
+
+    def _star(self, star: _Node) -> Iterator[tuple[str, _Node]]:
+        if star["expr"] or any(star[key] for key in ("qualified_exclude_list", "rename_list") if key in star):
+            raise SpecError("transform: of `*` only EXCLUDE and REPLACE are allowed; name the columns")
+        without = {name.lower() for name in star["exclude_list"]}
+        instead = {part["key"].lower(): part["value"] for part in star["replace_list"]}
+        if unknown := sorted((without | instead.keys()) - self._fields.keys()):
+            raise SpecError(f"transform: `*`: {unknown[0]} is not a field of records")
+        for lower, name in self._fields.items():
+            if lower not in without:
+                field = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": "", "column_names": [name]}
+                yield name, instead.get(lower, field)
+
+    def _fails(self, expression: _Node) -> str:
+        """Return the condition under which an expression fails; without an exception for each record where possible."""
+        if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
+            return "false"
+        kind = expression.get("type_expr")
+        if (
+            kind
+            and expression["child"]["class"] == "COLUMN_REF"
+            and not any(c["class"] == "TYPE" for c in kind["children"])
+        ):
+            return self._failing_cast(expression)
+        return f"{tried(self._text(expression))} IS NULL"
+
+    def _failing_cast(self, cast: _Node) -> str:
+        child, made = self._text(_lenient(cast["child"])), self._text(_lenient(cast))
+        return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
+
+    def _suspect(self, part: Any) -> None:
+        """Collect conditions of records for which a cast or a division in this expression may fail."""
+        if isinstance(part, list):
+            for inner in part:
+                self._suspect(inner)
+        elif isinstance(part, dict) and part.get("class") not in {"LAMBDA", "TYPE"}:
+            if part.get("class") == "CAST" and not part["try_cast"]:
+                self._suspicions[self._failing_cast(part)] = None
+            if part.get("class") == "FUNCTION" and part["function_name"] in _DIVISIONS:
+                divisor = self._text(_lenient(part["arguments"][-1]["expression"]))
+                self._suspicions[f"{divisor} = 0"] = None
+            for value in part.values():
+                self._suspect(value)
+
+    def _condition(self, expression: _Node) -> str:
+        self._walk(expression, frozenset())
+        self._suspect(expression)
+        return self._text(expression)
+
+    def _text(self, expression: _Node) -> str:
+        statement = {
+            "error": False,
+            "statements": [
+                {
+                    "node": {
+                        "type": "SELECT_NODE",
+                        "modifiers": [],
+                        "cte_map": {"map": []},
+                        "select_list": [expression],
+                        "from_table": {"type": "EMPTY", "alias": "", "sample": None},
+                        "where_clause": None,
+                        "group_expressions": [],
+                        "group_sets": [],
+                        "aggregate_handling": "STANDARD_HANDLING",
+                        "having": None,
+                        "sample": None,
+                        "qualify": None,
+                    }
+                }
+            ],
+        }
+        rows = self._connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(statement)]).fetchall()
+        return str(rows[0][0]).removeprefix("SELECT ").strip()
+
+    def _fields_of(self, expression: Any) -> tuple[str, ...]:
+        """Return the fields of `records` that an expression uses, for the texts of dead letters."""
+        found = {
+            self._fields[name.lower()]
+            for node in _nodes(expression)
+            if node["class"] == "COLUMN_REF"
+            for name in node["column_names"][:2]
+            if name.lower() in self._fields
+        }
+        return tuple(sorted(found))
+
+    def _without_unnest(self, expression: Any) -> Any:
+        """Replace each UNNEST by a column that an inner query makes."""
+        if isinstance(expression, list):
+            return [self._without_unnest(part) for part in expression]
+        if not isinstance(expression, dict):
+            return expression
+        if expression.get("class") == "FUNCTION" and expression["function_name"].lower() == "unnest":
+            arguments = [argument["expression"] for argument in expression["arguments"]]
+            if len(arguments) != 1:
+                raise SpecError("transform: UNNEST takes one list")
+            self._walk(arguments[0], frozenset())
+            self._unnested.append(self._text(arguments[0]))
+            name = f"{UNNESTED}{len(self._unnested) - 1}"
+            return {**_COLUMN, "column_names": [name], "alias": expression["alias"]}
+        return {key: self._without_unnest(value) for key, value in expression.items()}
+
+    def _walk(self, part: Any, names: Collection[str]) -> None:
+        """Check an expression; `names` are parameters of the lambdas and macros around it."""
+        if isinstance(part, list):
+            for inner in part:
+                self._walk(inner, names)
+            return
+        if not isinstance(part, dict):
+            return
+        match part.get("class"):
+            case None:
+                pass
+            case "COLUMN_REF":
+                self._column(part["column_names"], names)
+            case "FUNCTION":
+                self._function(part)
+            case "LAMBDA":
+                names = {*names, *self._parameters(part)}
+            case known if known in _CLASSES:
+                pass
+            case other:
+                raise SpecError(
+                    f"transform: {_NO_CLASSES.get(other, other)} is not allowed: write a function of a record"
+                )
+        for value in part.values():
+            self._walk(value, names)
+
+    def _column(self, path: Sequence[str], names: Collection[str]) -> None:
+        first = path[0].lower()
+        if first in names or first in self._fields or path[0].startswith(UNNESTED):
+            return
+        if first == self._alias.lower() and len(path) > 1 and path[1].lower() in self._fields:
+            return
+        known = ", ".join(self._fields.values())
+        raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
+
+    def _parameters(self, part: _Node) -> list[str]:
+        """Return the parameters of a lambda. `a -> '$.b'`, which reads JSON, is a lambda too for DuckDB's parser."""
+        single = part["syntax_type"] == "SINGLE_ARROW"
+        columns = [node["column_names"] for node in _nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
+        if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):
+            raise SpecError("transform: `->` is for JSON; write functions of list elements as `lambda x: …`")
+        return [] if single else [path[0].lower() for path in columns]
+
+    def _function(self, call: _Node) -> None:
+        name = call["function_name"].lower()
+        if call["schema"] or call["catalog"] or call["filter"] or call["distinct"] or call["order_bys"]["orders"]:
+            raise SpecError(f"transform: {name} is written as an aggregate or with a schema; write the function alone")
+        if name in _BY_NAME and not _is_repeatable(call):
+            raise SpecError(f"transform: {name} needs the name of an exact aggregate as a constant")
+        if name in _SIZED and not all(map(_is_small, call["arguments"][_SIZED[name] : _SIZED[name] + 3])):
+            what = f"its length must be a constant up to {MAX_SIZE:,}, because a record could ask for any memory"
+            raise SpecError(f"transform: {name}: {what}")
+        if name in {"format", "printf"} and not _has_fixed_widths(call):
+            raise SpecError(f"transform: {name}: its format must be a constant, without widths from other arguments")
+        if name in self._stable:
+            return
+        if name not in self._macros:
+            raise SpecError(f"transform: {name} is not a function of one record that always gives the same result")
+        parameters, definition = self._macros.pop(name)  # a macro of itself would never end
+        try:
+            inner = self._statement(f"SELECT {definition}")["select_list"]
+            self._walk(inner, {parameter.lower() for parameter in parameters})
+        except SpecError:
+            raise SpecError(f"transform: {name} is not a function of one record with a lasting result") from None
+        self._stable.add(name)
+
+
+_DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
+
+
+def _lenient(part: Any) -> Any:
+    """Return an expression whose casts give null instead of failing."""
+    if isinstance(part, list):
+        return [_lenient(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    lenient = {key: _lenient(value) for key, value in part.items()}
+    return {**lenient, "try_cast": True} if part.get("class") == "CAST" else lenient
+
+
+_COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
+
+
+def _is_small(argument: _Node) -> bool:
+    """Return whether an argument is a constant that makes no long result: a text or a number up to `MAX_SIZE`."""
+    literal = argument["expression"].get("literal", {})
+    if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
+        return bool(argument["expression"]["class"] == "CONSTANT")
+    text = str(literal.get("text", ""))
+    return text.isdecimal() and int(text) <= MAX_SIZE
+
+
+def _has_fixed_widths(call: _Node) -> bool:
+    first = call["arguments"][0]["expression"] if call["arguments"] else {}
+    text = str(first.get("literal", {}).get("text", "")) if first.get("class") == "CONSTANT" else "*"
+    digits = max((len(run) for run in re.findall(r"\d+", text)), default=0)
+    return "*" not in text and digits < 6 and not re.search(r"\{[^}]*\{", text)
+
+
+def _is_repeatable(call: _Node) -> bool:
+    named = [argument["expression"] for argument in call["arguments"][1:2]]
+    texts = [str(one.get("literal", {}).get("text", "")).lower() for one in named if one["class"] == "CONSTANT"]
+    return bool(texts) and texts[0].isidentifier() and not texts[0].startswith(("reservoir", "approx", "any_value"))
+
+
+@lru_cache(maxsize=1)
+def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
+    """Return the names of stable functions, and the scalar macros with parameters and definition."""
+    query = (
+        "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
+    )
+    with open_connection() as connection:
+        rows = connection.execute(query).fetchall()
+    kinds: dict[str, set[tuple[str, str | None]]] = {}
+    macros: dict[str, tuple[list[str], str]] = {}
+    overloaded = set()
+    for name, kind, stability, parameters, definition in rows:
+        kinds.setdefault(name, set()).add((kind, stability if kind == "scalar" else None))
+        if kind == "macro":
+            overloaded |= {name} & macros.keys()
+            macros[name] = (list(parameters), definition)
+    stable = {
+        name
+        for name, of in kinds.items()
+        if ("scalar", "CONSISTENT") in of and of <= {("scalar", "CONSISTENT"), ("table", None)}
+    }
+    inner = {name for name in stable if name.startswith(("__internal", "json_serialize"))}
+    usable = {name: macro for name, macro in macros.items() if {k for k, _ in kinds[name]} == {"macro"}}
+    return frozenset(stable - inner - _IMPURE), {n: m for n, m in usable.items() if n not in overloaded | _IMPURE}
+
+
+def _nodes(part: Any) -> Iterator[_Node]:
+    """Yield the expressions in a part of a syntax tree."""
+    if isinstance(part, list):
+        for inner in part:
+            yield from _nodes(inner)
+    elif isinstance(part, dict):
+        if "class" in part:
+            yield part
+        for value in part.values():
+            yield from _nodes(value)
+
+
+def _conjuncts(where: _Node | None) -> list[_Node]:
+    if where is None:
+        return []
+    if where["class"] == "CONJUNCTION" and where["type"] == "CONJUNCTION_AND":
+        return [part for child in where["children"] for part in _conjuncts(child)]
+    return [where]
+
+
+_NAMES: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.time64("us"): "time",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", "UTC"): "timestamptz",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.binary(): "binary",
+    pa.large_binary(): "binary",
+}
+
+
+def type_text(kind: pa.DataType) -> str:  # noqa: PLR0911 - a case for each kind of type
+    """Return an Arrow type in Iceberg's notation, or Arrow's own name of a type that Iceberg does not have.
+
+    DuckDB returns `fixed` as binary.
+    """
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if isinstance(kind, pa.UuidType):
+        return "uuid"
+    if pa.types.is_fixed_size_binary(kind):
+        return "binary"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return f"struct<{', '.join(f'{field.name}: {type_text(field.type)}' for field in fields)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list<{type_text(kind.value_type)}>"
+    return str(kind)

@@ -1,0 +1,120 @@
+"""Reads the newest records of a stream's topics and shows what would become of each. Writes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from frazil.commit.opened import open_kafka
+from frazil.ingest.changes import change_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
+from frazil.ingest.opened import open_decoder
+from frazil.ingest.readers import kafka_reader
+from frazil.ingest.sensitive import Protector
+from frazil.ingest.shape import Shaper
+from frazil.offsets.spans import TopicPartition
+from frazil.spec import iceberg
+from frazil.spec.formats import carried_format
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
+from frazil.stream.stage_context import change_rules, sensitive_fields, transform_of
+
+Fate = Literal["row", "dropped", "dead letter", "no change"]
+
+
+@dataclass(frozen=True, slots=True)
+class Previewed:
+    """One record, and what would become of it."""
+
+    topic: str
+    partition: int
+    offset: int
+    fate: Fate
+    rows: tuple[dict[str, Any], ...] = ()
+    error: str = ""
+
+
+def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
+    """Return what would become of the newest `limit` records, as the stream is declared, in the order of offsets.
+
+    Raises SpecError, TopicMissing, AccessDenied and KafkaUnavailable.
+    """
+    context, schema = _context(spec)
+    ranges = _newest(spec, limit)
+    if not ranges:
+        return []
+    protect = Protector(context) if context.sensitive else None
+    shape = Shaper(context, schema, ranges, decode=open_decoder(context, schema), protect=protect)
+    found: list[Previewed] = []
+    with kafka_reader(kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
+        for chunk in reader:
+            found += _fates(chunk, shape, ranges, protect)
+    return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
+
+
+def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
+    """Return the context in which a new table's records would be decoded, and that table's schema."""
+    schema = iceberg.schema(spec)
+    changes = change_rules(spec, schema, {})
+    columns = schema if changes is None else change_schema(schema, changes.key)
+    partitioning = iceberg.partition_spec(spec, schema).model_dump_json()
+    context = StageContext(
+        stream=spec.name,
+        epoch=0,
+        batch=0,
+        kafka={},
+        format=carried_format(spec.value_format),
+        event_time_column=spec.event_time.column,
+        coordinates=spec.coordinates or changes is not None,
+        targets={"main": TargetTable(columns.model_dump_json(), partitioning, "", {}, "", 0)},
+        topic_ids={},
+        units=spec.units,
+        beside_value=spec.beside_value,
+        transform=transform_of(spec, schema, {}),
+        sensitive=sensitive_fields(spec, schema, {}),
+        max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
+        changes=changes,
+    )
+    return context, columns
+
+
+def _newest(spec: StreamSpec, limit: int) -> list[OffsetRange]:
+    with open_kafka(spec) as kafka:
+        partitions = kafka.describe().partitions
+        first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)
+    unread: dict[TopicPartition, tuple[int, int]] = {
+        tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends
+    }
+    there = {tp: span for tp, span in unread.items() if span[0] < span[1]}
+    each = -(-limit // max(1, len(there)))
+    return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(there.items())]
+
+
+def _fates(chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None) -> Iterator[Previewed]:
+    shaped = shape(chunk)
+    rejections = protect.masked(shaped.rejections) if protect else shaped.rejections
+    errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
+    dropped = set(shaped.dropped.tolist())
+    rows = defaultdict[int, list[dict[str, Any]]](list)
+    for index, row in zip(shaped.kept.tolist(), _plain(shaped.rows), strict=True):
+        rows[index].append(row)
+    for index in range(len(chunk)):
+        of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
+        fate: Fate = "row" if index in rows else "dead letter" if index in errors else "no change"
+        fate = "dropped" if index in dropped else fate
+        yield Previewed(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
+
+
+def _plain(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows without the columns that frazil adds."""
+    own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
+    found: list[dict[str, Any]] = rows.select(own).to_pylist()
+    return found

@@ -1,0 +1,146 @@
+"""Values kept as JSON text, and fields without a column, through a real broker by writers as users run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.backfill.request import parse_request
+from frazil.backfill.run import open_backfill
+from frazil.backfill.stage import run
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
+from tests.in_process_engine import InProcessEngine
+
+OLD = "schema: {id: long not null, at: timestamptz not null, note: string}"
+NEW = OLD.replace("string}", "string, raw: {type: string, as: json}, other: string}\nrest: other")
+
+
+def record(number: int, **more: object) -> bytes:
+    return json.dumps({"id": number, "at": f"2024-01-01T00:00:{number % 60:02d}Z", **more}).encode()
+
+
+def rows(stream: Any, *columns: str) -> list[tuple[Any, ...]]:
+    found = stream.table().scan().to_arrow().to_pylist()
+    return sorted(((row["id"], *(row[c] for c in columns)) for row in found), key=repr)
+
+
+@pytest.fixture
+def keeping(stream: Any) -> Callable[[str], Any]:
+    """`keeping("evolution: additive")`: the test's stream with a column of JSON and one of all other fields."""
+
+    def make(more: str = "") -> Any:
+        stream.declare(f"commit: {{interval: 1s}}\n{more}")
+        path = stream.streams / f"{stream.name}.yaml"
+        path.write_text(path.read_text().replace(OLD, NEW))
+        return stream
+
+    return make
+
+
+def test_a_field_that_becomes_a_column_leaves_the_rest_from_then_on(
+    keeping: Callable[[str], Any], frazil: Callable[..., Any]
+) -> None:
+    stream = keeping("evolution: additive")
+    stream.produce([record(0, raw={"a": 1}), record(1, mixed=1), record(2, mixed="a", **{"bad.name": 1})])
+    stream.catch_up()
+    assert rows(stream, "raw", "other") == [
+        (0, '{"a": 1}', None),
+        (1, None, '{"mixed": 1}'),
+        (2, None, '{"mixed": "a","bad.name": 1}'),
+    ]
+    stream.produce([record(3, gate="A1", mixed=[2]), record(4, gate=None, other=1)])
+    stream.catch_up()
+    assert rows(stream, "gate", "other")[3:] == [(3, "A1", None), (4, None, '{"other": 1}')]
+    done = frazil("evolve", stream.name, "--rename", "gate=door", "--rename", "other=leftovers", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = frazil("evolve", stream.name, "--drop", "mixed", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stream.produce([record(5, gate="B2", mixed=[3], other=2)])
+    stream.catch_up()
+    assert rows(stream, "door", "leftovers")[-1] == (5, "B2", '{"mixed": [3],"other": 2}')
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "mode: upsert\nkey: id",
+        "dedupe: {key: id, within: 1h}",
+        "route: {by: field, name: note, tables: {a: test.of_a}}",
+    ],
+    ids=["upsert", "dedupe", "route"],
+)
+def test_rows_of_each_mode_have_their_rest(keeping: Callable[[str], Any], mode: str) -> None:
+    stream = keeping(mode)
+    stream.produce([record(0, raw=[1], more=1), record(1, note="b", more=2), record(1, note="b", raw=2, more={"x": 3})])
+    stream.catch_up()
+    last = [(1, "2", '{"more": {"x": 3}}')]
+    of_one = last if "upsert" in mode else [(1, None, '{"more": 2}')]
+    expected = [(0, "[1]", '{"more": 1}'), *(of_one if "route" not in mode else of_one + last)]
+    assert rows(stream, "raw", "other") == sorted(expected, key=repr)
+
+
+def test_a_dead_letter_is_replayed_once_its_column_keeps_any_value(
+    keeping: Callable[[str], Any], frazil: Callable[..., Any]
+) -> None:
+    stream = keeping("")
+    stream.produce([record(0, note={"a": [1]}, more=1.50)])
+    stream.catch_up()
+    assert rows(stream) == []
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace("note: string", "note: {type: string, as: json}"))
+    replayed = frazil("dlq", "replay", stream.name)
+    assert "1 dead letter is a row now" in replayed.stdout, replayed.stdout + replayed.stderr
+    assert rows(stream, "note", "other") == [(0, '{"a": [1]}', '{"more": 1.5}')]
+
+
+def test_a_backfill_from_files_keeps_the_rest_without_the_coordinates(
+    keeping: Callable[[str], Any], tmp_path: Path
+) -> None:
+    stream = keeping("")
+    stream.produce([record(0), record(1)])
+    path = stream.streams / f"{stream.name}.yaml"
+    start = datetime.now(UTC).isoformat()
+    path.write_text(path.read_text().replace("format: json", f"format: json, start: '{start}'"))
+    stream.produce([record(2)])
+    stream.catch_up()
+    place = {"kafka_topic": stream.topic, "kafka_partition": 0, "kafka_timestamp": "2024-01-01T00:00:00Z"}
+    file = tmp_path / "old" / "old.jsonl"
+    file.parent.mkdir()
+    file.write_bytes(b"\n".join(record(i, kafka_offset=i, raw={"n": i}, more=i, **place) for i in (0, 1)))
+    request = parse_request({"stream": stream.name, "files": str(file.parent)})
+    with open_backfill(stream.spec, request) as backfill, InProcessEngine() as engine:
+        run(backfill, engine)
+    found = [(i, f'{{"n": {i}}}', f'{{"more": {i}}}') for i in (0, 1)]
+    assert rows(stream, "raw", "other") == [*found, (2, None, None)]
+
+
+def test_records_without_any_column_are_a_notice_until_their_wrapping_is_declared(
+    stream: Any, frazil: Callable[..., Any]
+) -> None:
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace(OLD, "schema: {ident: long, note: string}").replace(
+        "event-time: at", "event-time: kafka_timestamp").replace("day(at)", "day(kafka_timestamp)"))  # fmt: skip
+    payload = {"ident": 7, "note": "a"}
+    stream.produce([json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()] * 3)
+    inferred = frazil("infer", stream.topic, "--table", "a.b", "--bootstrap-servers", stream.bootstrap)
+    assert '  format: {"type": "json", "unwrap": "payload"}' in inferred.stdout, inferred.stdout + inferred.stderr
+    stream.catch_up()
+    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    assert heartbeat is not None
+    (notice,) = heartbeat.notices
+    found, remedy = notice.split(". Kafka Connect wraps such records: ")
+    assert found == "3 records have no field of any column of test.events: their fields are 'payload', 'schema'"
+    assert remedy == "declare source.format: {type: json, unwrap: payload}"
+    assert stream.table().current_snapshot().summary["frazil.without-columns"] == "3"
+    path.write_text(path.read_text().replace("format: json", "format: {type: json, unwrap: payload}"))
+    stream.produce([json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()])
+    stream.catch_up()
+    unwrapped = stream.table().scan(row_filter="ident is not null").to_arrow().to_pylist()
+    assert [(row["ident"], row["note"]) for row in unwrapped] == [(7, "a")]

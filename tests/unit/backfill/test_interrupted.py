@@ -1,0 +1,73 @@
+"""An open backfill is shown as interrupted if no process works on it, and in `frazil status` in any case."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from frazil.backfill.commit import BackfillCommitter
+from frazil.backfill.interrupted import QUIET_MS, interrupted
+from frazil.backfill.request import parse_request
+from frazil.cli.main import frazil
+from frazil.commit.backfill_marker import BackfillMarker, Worker, read_backfill
+from tests.made_batches import MadeStream
+from tests.unit.maintenance.day_by_day import land, made_stream
+
+INTERRUPTED = "interrupted: no process works on it. To finish or end it, run the same command again"
+
+
+@pytest.fixture
+def made(tmp_path: Path, frazil_home: Path) -> MadeStream:  # noqa: ARG001
+    stream = made_stream(tmp_path)
+    stream.now_ms = time.time_ns() // 1_000_000
+    land(stream, 1)
+    return stream
+
+
+def begin(made: MadeStream, worker: Worker, monkeypatch: pytest.MonkeyPatch, **request: str) -> BackfillMarker:
+    monkeypatch.setattr(Worker, "this", lambda: worker)
+    return BackfillCommitter.begin(made.tables, parse_request({"stream": "made", **request})).backfill
+
+
+def call(folder: Path, *arguments: str) -> str:
+    done = CliRunner().invoke(frazil, [*arguments, "--streams", str(folder)], catch_exceptions=False)
+    return " ".join(done.stdout.replace("`", "").split())
+
+
+def test_a_backfill_whose_process_was_killed_is_shown_as_interrupted(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = begin(made, Worker(socket.gethostname(), 2**22 + 1, 0.0), monkeypatch)
+    assert INTERRUPTED in call(tmp_path, "backfill", "made", "--status")
+    shown = f"backfill {last.id}: staging, 0 of 0 chunks; {INTERRUPTED}"
+    assert shown in call(tmp_path, "status", "made")
+    assert json.loads(CliRunner().invoke(frazil, ["status", "--json", "--streams", str(tmp_path)]).stdout)["streams"][
+        0
+    ]["backfill"].startswith(shown)
+
+
+def test_a_backfill_on_which_a_process_works_is_only_open(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = begin(made, Worker.this(), monkeypatch)
+    assert last.worker == Worker.this()
+    assert last.worker.pid == os.getpid()
+    assert "interrupted" not in call(tmp_path, "backfill", "made", "--status")
+    assert f"backfill {last.id}: staging, 0 of 0 chunks" in call(tmp_path, "status", "made")
+
+
+def test_the_process_of_another_host_is_known_by_its_last_commit(
+    made: MadeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = begin(made, Worker("elsewhere", os.getpid(), 0.0), monkeypatch)
+    metadata = made.tables.main.refresh().metadata
+    assert read_backfill(metadata.properties, "made") == last
+    assert interrupted(last, metadata, now_ms=made.now_ms + QUIET_MS // 2) is None
+    said = interrupted(last, metadata, now_ms=made.now_ms + 2 * QUIET_MS)
+    assert f"by process {os.getpid()} of host elsewhere" in (said or "")

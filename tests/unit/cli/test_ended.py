@@ -1,0 +1,128 @@
+"""What commands report about a stream whose last writer has ended, until the cause is fixed and a writer runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from frazil import home
+from frazil.cli.main import frazil
+from frazil.commit.marker_change import reset
+from frazil.commit.reset import before_reset
+from frazil.doctor.finding import State as Result
+from frazil.doctor.streams import connections
+from frazil.errors import CommitUnavailable, Fenced, OffsetGap, TopicRecreated
+from frazil.home import run_folder
+from frazil.host.json_file import replace_json
+from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.maintenance.stream_rules import stream_readings
+from frazil.spec.maintenance import Alerts
+from frazil.status import stream as status_stream
+from frazil.status.stream import stream_state
+from tests.made_batches import MadeStream
+from tests.unit.maintenance.day_by_day import land, made_stream
+
+WORDS = "topic plant's id a became b: it was made again. `frazil reset made --to marker` begins at its first record"
+
+
+@pytest.fixture
+def made(tmp_path: Path, frazil_home: Path) -> MadeStream:  # noqa: ARG001
+    stream = made_stream(tmp_path)
+    stream.now_ms = now() - 130_000
+    land(stream, 1)
+    return stream
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def ends(code: int, error: str | None = None, *, kind: LaunchKind = LaunchKind.FOREGROUND, ago_ms: int = 0) -> None:
+    folder = run_folder("made")
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_json(folder / "lock", Launch("l", kind, now() - 120_000).to_json())
+    append_exit(folder, ExitRecord("l", code, now() - 120_000, now() - ago_ms, "", 0, committed=True, error=error))
+
+
+def call(folder: Path, *arguments: str) -> str:
+    return CliRunner().invoke(frazil, [*arguments, "--streams", str(folder)]).stdout
+
+
+def state(folder: Path) -> str:
+    return str(json.loads(call(folder, "status", "--json"))["streams"][0]["state"])
+
+
+def faults(folder: Path, made: MadeStream) -> list[str]:
+    found = connections({folder / "made.yaml": made.spec})
+    return [one.said for one in found if one.state is Result.WRONG and "Kafka" not in one.said]
+
+
+@pytest.mark.parametrize("error", [OffsetGap, TopicRecreated])
+def test_an_end_after_which_no_writer_starts_is_an_alert_at_once(
+    made: MadeStream, tmp_path: Path, error: type[OffsetGap]
+) -> None:
+    ends(error.exit_code, f"{error.__name__}: {WORDS}")
+    said = f"the last writer ended with {error.exit_code} ({error.__name__}): {WORDS}"
+    (rule,) = json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"]
+    assert (rule["rule"], rule["shown"], rule["hold-ms"]) == ("writer", f"stopped: {error.__name__}", 0)
+    for words in (("health",), ("health", "demo.made")):
+        assert call(tmp_path, *words).count(f"stream made is stopped: {said}") == 1
+    assert faults(tmp_path, made) == [f"{tmp_path / 'made.yaml'}: stopped: {said}"]
+
+
+def test_an_end_that_a_restart_may_fix_has_its_grace(made: MadeStream, tmp_path: Path) -> None:
+    ends(CommitUnavailable.exit_code, "CommitUnavailable: the catalog does not answer")
+    assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
+    assert made.spec.name in call(tmp_path, "status")
+
+
+def test_a_writer_that_another_host_replaced_is_no_alert(made: MadeStream, tmp_path: Path) -> None:
+    ends(Fenced.exit_code, "Fenced: it was replaced", ago_ms=90_000)
+    assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
+    assert faults(tmp_path, made) == []
+
+
+def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_reset(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = f"{status_stream.LAG_UNKNOWN}: TopicRecreated: {WORDS}"
+    monkeypatch.setattr(status_stream, "_ask_kafka", lambda *_: (None, unknown))
+    ends(TopicRecreated.exit_code, f"TopicRecreated: {WORDS}")
+    assert state(tmp_path) == "stopped"
+    assert " ".join(call(tmp_path, "status", "made").split()).count("it was made again") == 1
+    monkeypatch.setattr(status_stream, "_ask_kafka", lambda *_: (4, None))
+    made.now_ms = now() + 1_000
+    reset(made.tables, target={("made", 0): 0}, source=made.source, seen=before_reset(made.tables))
+    assert state(tmp_path) == "no writer"
+    shown = " ".join(call(tmp_path, "status", "made").split())
+    assert "it was made again" not in shown
+    assert "ago; start a writer: frazil run made" in shown
+    assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
+    assert faults(tmp_path, made) == []
+
+
+def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder("made").mkdir(parents=True, exist_ok=True)
+    replace_json(run_folder("made") / "lock", Launch("l", LaunchKind.FOREGROUND, now()).to_json())
+    monkeypatch.setattr(home.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    shown = " ".join(call(tmp_path, "status", "made").split())
+    assert f"ended, and why is not recorded: the disk of {home.home()} is full: make room on it" in shown
+    lost = stream_state(made.spec, now_ms=now() + 24 * 3_600_000)
+    unknown = {one.rule: one for one in stream_readings(replace(lost, alive=False), Alerts(), now_ms=now())}
+    assert "no writer runs, and why the last one ended is not recorded" in unknown["writer"].sentence
+
+
+def test_no_writer_starts_after_one_that_a_user_ran_to_its_end(made: MadeStream, tmp_path: Path) -> None:
+    ends(0)
+    assert state(tmp_path) == "no writer"
+    ends(0, kind=LaunchKind.SUPERVISED)
+    assert state(tmp_path) == "starting"
+    assert made.spec.name in call(tmp_path, "status")

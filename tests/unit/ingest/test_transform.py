@@ -1,0 +1,423 @@
+"""Transforms: what a SELECT may say, what becomes of each record, and what a stage counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.types import LongType, NestedField
+
+from frazil.errors import MissingExtra, SpecError
+from frazil.ingest import opened
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
+from frazil.ingest.decode import Decoded
+from frazil.ingest.opened import open_decoder
+from frazil.ingest.record_files import RowChunk
+from frazil.ingest.stage import stage
+from frazil.ingest.transform_sql import checked, open_connection
+from frazil.spec import iceberg
+from frazil.spec.formats import carried_format
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from frazil.stream.stage_context import sensitive_fields, transform_of
+
+FIELDS = {"n": "long", "txt": "string", "seen": "timestamptz", "part": "struct<a: int>", "tags": "list<string>"}
+
+
+def stream(sql: str, fields: Any = FIELDS, **other: Any) -> StreamSpec:
+    source = {"topics": ["t"], "bootstrap-servers": "broker:9092", "schema": fields, **other.pop("source", {})}
+    declared = {"name": "s", "source": source, "table": "a.b", "schema": {"a": "long"}, "transform": sql, **other}
+    return validate_stream({"event-time": "kafka_timestamp", **declared}, Path("s.yaml"))
+
+
+def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
+    schema = iceberg.schema(spec)
+
+    def target(name: str, of: Any, partitioning: Any, order: Any) -> TargetTable:
+        forms = (one.model_dump_json() for one in (of, partitioning, order))
+        return TargetTable(*forms, {}, f"{folder}/{name}", 2**27)
+
+    letters = (iceberg.DEAD_LETTER_SCHEMA, iceberg.DEAD_LETTER_PARTITION_SPEC, SortOrder(order_id=0))
+    targets = {
+        "main": target("main", schema, iceberg.partition_spec(spec, schema), iceberg.sort_order(spec, schema)),
+        "dead-letters": target("dead", *letters),
+    }
+    return StageContext(
+        stream="s",
+        epoch=1,
+        batch=1,
+        kafka={},
+        format=carried_format(spec.value_format),
+        event_time_column=spec.event_time.column,
+        coordinates=True,
+        targets=targets,
+        topic_ids={"t": "id"},
+        units=spec.units,
+        beside_value=spec.beside_value,
+        transform=checked(spec).transform,
+        sensitive=sensitive_fields(spec, schema, {}),
+    )
+
+
+def transformed(spec: StreamSpec, values: Sequence[Any], **of_chunk: Any) -> Decoded:
+    chunk = Chunk.of_values([v if isinstance(v, bytes) else json.dumps(v).encode() for v in values])
+    return open_decoder(context_of(spec), iceberg.schema(spec))(replace(chunk, **of_chunk))
+
+
+def refusal(sql: str, **other: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        checked(stream(sql, **other))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "now()",
+        "current_date",
+        "current_timestamp",
+        "today()",
+        "random()",
+        "uuid()",
+        "nextval('s')",
+        "txid_current()",
+        "sum(n)",
+        "count(*)",
+        "sum(n) OVER ()",
+        "row_number() OVER (ORDER BY n)",
+        "(SELECT 1)",
+        "EXISTS (SELECT 1)",
+        "n IN (SELECT 1)",
+        "age(seen)",
+        "ago(INTERVAL 1 DAY)",
+        "current_localtimestamp()",
+        "version()",
+        "hash(n)",
+        "getvariable('x')",
+        "current_setting('threads')",
+        "current_user",
+        "pg_sleep(1)",
+        "sleep_ms(1)",
+        "error('x')",
+        "read_text('/etc/passwd')",
+        "getenv('HOME')",
+        "$1",
+        "#1",
+        "records",
+        "rowid",
+        "_frazil_row",
+        "main.upper(txt)",
+        "list_aggregate([n], txt)",
+        "list_aggregate([n], 'reservoir_quantile')",
+        "current_date -> '$.a'",
+        "list_transform([1], lambda x: x + random())",
+        "json_serialize_sql('SELECT 1')",
+        "regexp_split_to_table(txt, 'a')",
+        "unknown",
+        "unknown(n)",
+        "list(n)",
+        "upper(DISTINCT txt)",
+        "write_log('x')",
+        "COLUMNS('n')",
+        "CASE WHEN now() IS NULL THEN 1 END",
+    ],
+)
+def test_what_is_not_a_pure_function_of_one_record_is_refused(expression: str) -> None:
+    assert refusal(f"SELECT ({expression})::BIGINT AS a FROM records").startswith("transform: ")
+    assert refusal(f"SELECT n AS a FROM records WHERE ({expression})::BIGINT > 0").startswith("transform: ")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT n AS a FROM records LIMIT 1",
+        "SELECT DISTINCT n AS a FROM records",
+        "SELECT n AS a FROM records ORDER BY n",
+        "SELECT n AS a FROM records GROUP BY n",
+        "SELECT n AS a FROM records GROUP BY ALL",
+        "SELECT n AS a FROM other",
+        "SELECT n AS a FROM records, records AS r",
+        "SELECT r.n AS a FROM records JOIN records r ON true",
+        "SELECT n AS a FROM (SELECT * FROM records)",
+        "WITH x AS (SELECT 1) SELECT n AS a FROM records",
+        "SELECT 1 AS a",
+        "SELECT n AS a FROM records UNION SELECT n FROM records",
+        "SELECT n AS a FROM records QUALIFY true",
+        "SELECT n AS a FROM records HAVING true",
+        "SELECT n AS a FROM records TABLESAMPLE 10%",
+        "VALUES (1)",
+        "SELECT n AS a FROM main.records",
+        "SELECT n AS a FROM read_csv('x')",
+        "SELECT n AS a FROM 'x.parquet'",
+        "SELECT n AS a FROM records; SELECT 1",
+        "INSERT INTO records VALUES (1)",
+        "COPY records TO 'x'",
+        "SELECT",
+        "SELECT n AS a, n AS a FROM records",
+        "SELECT n + 1 FROM records",
+        "SELECT n AS b, b AS a FROM records",
+    ],
+)
+def test_clauses_that_read_several_records_and_other_statements_are_refused(sql: str) -> None:
+    assert refusal(sql).startswith("transform: ")
+
+
+def test_columns_and_types_that_differ_from_the_schema_are_refused_with_both() -> None:
+    assert "column a is int in the SELECT, and long in schema" in refusal("SELECT n::INTEGER AS a FROM records")
+    said = refusal("SELECT n AS b FROM records")
+    assert "does not make the column a of schema" in said
+    assert "the column b of the SELECT is not a column of schema (long)" in said
+    assert "in the SELECT, and list<int> in schema" in refusal(
+        "SELECT tags AS a FROM records", schema={"a": "list<int>"}
+    )
+    assert "Binder Error" in refusal("SELECT n + txt AS a FROM records")
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "expected"),
+    [
+        ("part.a", "int", 3),
+        ("tags[1]", "string", "x"),
+        ("list_sum([n, 1])::BIGINT", "long", 6),
+        ("list_transform(tags, lambda t: upper(t))", "list<string>", ["X", "Y"]),
+        ("txt -> '$.k'", "string", '"v"'),
+        ("[t || '!' for t in tags]", "list<string>", ["x!", "y!"]),
+        ("txt ->> '$.k'", "string", "v"),
+        ("{'a': n, 'b': {'c': tags}}", "struct<a: long, b: struct<c: list<string>>>", {"a": 5, "b": {"c": ["x", "y"]}}),
+        ("MAP {'k': n}", "map<string, long>", [("k", 5)]),
+        ("n::DECIMAL(9, 2)", "decimal(9, 2)", "5.00"),
+        ("strftime(seen, '%d')", "string", "02"),
+        ("CAST(seen AS DATE)", "date", "2026-01-02"),
+        ("n::DOUBLE", "double", 5.0),
+        ("n > 1 AND NOT n = 3", "boolean", True),
+        ("encode(txt)", "binary", b'{"k": "v"}'),
+        ("n::FLOAT", "float", 5.0),
+        ("encode('abcd')", "fixed[4]", b"abcd"),
+        ("seen::TIMESTAMP", "timestamp", "2026-01-02 03:04:05"),
+        ("records.n", "long", 5),
+        ("nullif(n, 5)", "long", None),
+        ("\"if\"(n > 1, 'a', 'b')", "string", "a"),
+    ],
+)
+def test_expressions_give_values_of_each_type(expression: str, kind: str, expected: Any) -> None:
+    record = {"n": 5, "txt": '{"k": "v"}', "seen": "2026-01-02T03:04:05Z", "part": {"a": 3}, "tags": ["x", "y"]}
+    spec = stream(f"SELECT {expression} AS a FROM records", schema={"a": kind})
+    found = transformed(spec, [record])
+    assert found.rejections == []
+    (row,) = found.rows.to_pylist()
+    assert (str(row["a"]) if isinstance(expected, str) else row["a"]) == expected
+
+
+def test_failing_and_dropped_records_leave_their_neighbours_as_they_are() -> None:
+    spec = stream("SELECT CAST(txt AS BIGINT) // n AS a FROM records WHERE txt <> '' AND CAST(txt AS BIGINT) > 0")
+    texts = ["6", "", "x", "4", "0", "8", None, "9" * 30]
+    found = transformed(spec, [{"n": 0 if txt == "4" else 2, "txt": txt} for txt in texts] + [b"{"])
+    assert [(int(k), row["a"]) for k, row in zip(found.kept, found.rows.to_pylist(), strict=True)] == [(0, 3), (5, 4)]
+    assert found.dropped.tolist() == [1, 4, 6]
+    errors = {r.index: (r.error_class, r.error) for r in found.rejections}
+    assert {index: kind for index, (kind, _) in errors.items() if index != 8} == dict.fromkeys(
+        [2, 3, 7], "TransformFailed"
+    )
+    assert errors[3][1] == "a: (CAST(txt AS BIGINT) // n) failed for n = 0, txt = '4'"
+    assert errors[2][1].startswith("WHERE: ")
+    assert errors[8][0] != "TransformFailed"
+
+
+def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_order() -> None:
+    spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records")
+    decode = open_decoder(context_of(spec), iceberg.schema(spec))
+    for texts, kept in ((["x", "1"], [1]), (["x", "y"], []), (["1", "2"], [0, 1]), ([], []), (["3", "x"], [0])):
+        found = decode(Chunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
+        assert found.kept.tolist() == kept
+        assert len(found.rejections) == len(texts) - len(kept)
+
+
+def test_an_element_that_fails_rejects_its_whole_record_and_an_empty_list_is_dropped() -> None:
+    spec = stream("SELECT CAST(unnest(tags) AS BIGINT) * n AS a FROM records", schema={"a": "long"})
+    values = [{"n": 2, "tags": ["1", "2"]}, {"n": 1, "tags": ["1", "x"]}, {"n": 1, "tags": []}, {"n": 1}]
+    found = transformed(spec, values)
+    assert [row["a"] for k, row in zip(found.kept, found.rows.to_pylist(), strict=True) if k == 0] == [2, 4]
+    assert [r.index for r in found.rejections] == [1]
+    assert found.dropped.tolist() == [2, 3]
+
+
+def test_a_value_that_is_required_and_null_is_a_dead_letter() -> None:
+    found = transformed(stream("SELECT n AS a FROM records", schema={"a": "long not null"}), [{"n": 1}, {}])
+    assert found.kept.tolist() == [0]
+    assert found.rejections == [(1, "MissingRequired", "a: required, and missing or null")]
+
+
+def test_bytes_of_another_length_than_fixed_are_a_dead_letter() -> None:
+    spec = stream("SELECT encode(txt) AS a FROM records", schema={"a": "fixed[2]"})
+    found = transformed(spec, [{"txt": "ab"}, {"txt": "abc"}, {}])
+    assert (found.kept.tolist(), [r.index for r in found.rejections]) == ([0, 2], [1])
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "value"),
+    [
+        ({"format": "csv"}, {"n": "long", "txt": "string"}, b"7,x"),
+        ({"format": {"type": "csv", "columns": ["txt", "n"]}}, {"n": "long", "txt": "string"}, b"x,7"),
+        ({"format": "string"}, {"txt": "string"}, b"7x"),
+        ({"format": {"type": "json", "lines": True}}, {"n": "long", "txt": "string"}, b'{"n": 7, "txt": "x"}\n'),
+        (
+            {
+                "format": {
+                    "type": "avro",
+                    "schema-text": '{"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}, '
+                    '{"name": "txt", "type": "string"}]}',
+                }
+            },
+            {"n": "long", "txt": "string"},
+            b"\x0e\x02x",
+        ),
+    ],
+)
+def test_every_format_is_transformed(source: Any, fields: Any, value: bytes) -> None:
+    number = "n" if "n" in fields else "CAST(txt[1] AS BIGINT)"
+    spec = stream(f"SELECT {number} + 1 AS a FROM records", fields, source=source)
+    assert transformed(spec, [value]).rows.to_pylist() == [{"a": 8}]
+
+
+def test_keys_and_headers_are_fields() -> None:
+    source = {"format": "string", "key": {"column": "k", "format": "string"}}
+    spec = stream("SELECT CAST(k || txt AS BIGINT) AS a FROM records", {"k": "string", "txt": "string"}, source=source)
+    keys = Chunk.of_values([b"4", b"x"]).values
+    found = transformed(spec, [b"2", b"2"], keys=keys)
+    assert (found.rows.to_pylist(), [r.index for r in found.rejections]) == ([{"a": 42}], [1])
+
+
+def test_units_are_those_of_fields() -> None:
+    spec = stream(
+        "SELECT epoch_ms(seen) AS a FROM records", {"seen": {"type": "timestamptz", "unit": "ms"}}, schema={"a": "long"}
+    )
+    assert transformed(spec, [{"seen": 1_767_225_600_123}]).rows.to_pylist() == [{"a": 1_767_225_600_123}]
+
+
+def test_a_failing_record_of_a_stream_with_sensitive_fields_is_not_quoted() -> None:
+    spec = stream(
+        "SELECT CAST(txt AS BIGINT) AS a, txt AS b FROM records",
+        schema={"a": "long", "b": "string"},
+        sensitive={"fields": {"b": {"as": "mask"}}},
+    )
+    (rejection,) = transformed(spec, [{"txt": "secret"}]).rejections
+    assert rejection.error == "a: CAST(txt AS BIGINT) failed"
+
+
+def test_a_query_reaches_neither_files_nor_settings(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1")
+    with open_connection() as connection:
+        for sql in (
+            f"SELECT * FROM '{tmp_path}/x.csv'",
+            "SET threads = 4",
+            "INSTALL httpfs",
+            f"ATTACH '{tmp_path}/x.db'",
+        ):
+            with pytest.raises(duckdb.Error):
+                connection.execute(sql).fetchall()
+
+
+def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.setattr("frazil.extras.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"frazil\[transform\]"):
+        open_connection()
+
+
+class Reader:
+    """Records of one range, in chunks."""
+
+    notice = None
+    on_read: Any = None
+
+    def __init__(self, values: Sequence[bytes], size: int) -> None:
+        whole = replace(Chunk.of_values(values), timestamps_ms=np.full(len(values), 1_767_225_600_000))
+        self._chunks = [whole.piece(at, at + size) for at in range(0, len(values), size)]
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Any:
+        return iter(self._chunks)
+
+
+def staged(spec: StreamSpec, values: Sequence[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageResult:
+    monkeypatch.setattr(opened, "kafka_reader", lambda *_, **__: Reader(values, 10))
+    task = StageTask(0, (OffsetRange("t", 0, 0, len(values)),))
+    context = StageContext.from_named(context_of(spec, str(folder)).named())
+    return stage(context, task, attempt=0, on_progress=lambda _: None)
+
+
+def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n % 3 > 0")
+    values = [json.dumps({"n": n, "txt": "x" if n == 7 else str(n)}).encode() for n in range(30)]
+    result = StageResult.from_json(staged(spec, values, tmp_path, monkeypatch).to_json())
+    (progress,) = result.progress
+    assert (progress.records, progress.rejected, progress.dropped) == (19, 1, 10)
+    (file,) = (f for f in result.files if f.target == "main")
+    rows = pq.read_table(file.path).to_pylist()
+    assert [(row["a"], row["kafka_offset"]) for row in rows] == [(n, n) for n in range(30) if n % 3 and n != 7]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "repeat(txt, n)",
+        "lpad(txt, n::INTEGER, 'x')",
+        "repeat(txt, 1000000000)",
+        "range(n)",
+        "range(1, 2, n)",
+        "list_resize(tags, n)",
+        "format('{:>{}}', txt, n)",
+        "printf('%*d', n::INTEGER, 3)",
+        "format(txt, 1)",
+        "printf('%99999999d', 1)",
+        "generate_series(1, n)",
+    ],
+)
+def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression: str) -> None:
+    assert "constant" in refusal(f"SELECT {expression} AS a FROM records")
+
+
+def test_a_process_that_a_record_may_kill_transforms_in_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0")
+    values = [json.dumps({"n": n, "txt": "x" if n == 2 else "1"}).encode() for n in range(4)]
+    monkeypatch.setattr(opened, "kafka_reader", lambda *_, **__: Reader(values, 10))
+    task = StageTask(0, (OffsetRange("t", 0, 0, 4),))
+    (progress,) = stage(context_of(spec, str(tmp_path)), task, attempt=1, on_progress=lambda _: None).progress
+    assert (progress.records, progress.rejected, progress.dropped) == (2, 1, 1)
+
+
+def test_rows_of_a_parquet_file_are_records_too() -> None:
+    spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0", {"n": "long", "txt": "string"})
+    plain = Chunk.of_values([None] * 3)
+    rows = pa.table({"n": [1, 0, 1], "txt": pa.array(["5", "6", "x"], pa.large_string())})
+    chunk = RowChunk(plain.values, plain.keys, plain.range_index, plain.offsets, plain.timestamps_ms, rows)
+    found = open_decoder(context_of(spec), iceberg.schema(spec))(chunk)
+    assert (found.rows.to_pylist(), found.dropped.tolist()) == ([{"a": 5}], [1])
+    assert [r.index for r in found.rejections] == [2]
+
+
+def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name() -> None:
+    spec = stream("SELECT n AS a FROM records")
+    table = Schema(NestedField(1, "renamed", LongType()))
+    found = transform_of(spec, table, {"a": 1})
+    assert found is not None
+    assert [column.name for column in found.columns] == ["renamed"]
