@@ -106,7 +106,7 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
     expect(page.locator("header .badge")).to_have_text("given up")
     expect(page.get_by_text(re.compile(r"failed with AccessDenied \(16\)"))).to_be_visible()
     expect(page.get_by_text(re.compile("the supervisor gives up; an operator must fix the cause"))).to_be_visible()
-    assert take(page, "Resume", {"Why": "the key is renewed"}) == "payments is resumed."
+    assert take(page, "Resume", {"Reason": "the key is renewed"}) == "payments is resumed."
     wanted = desired(world, "payments")
     assert (wanted["mode"], wanted["reason"], wanted["by"]) == ("running", "the key is renewed", "op, Airflow")
     who, dag_id, what = recorded(server, "resume")
@@ -144,12 +144,12 @@ def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
 
 def test_a_stream_that_lags_is_restarted_with_more_cores(open_page: Open, server: ApiServer, world: TroubledWorld):
     guide = steps("A stream lags")
-    reported(guide, "slow", "Topic-partitions", "Where the time of batches went", "Restart")
+    reported(guide, "slow", "Topic-partitions", "Batch time by phase", "Restart")
     page = open_page(PAGE, role="OP")
     begin(page, "clicks")
-    expect(page.get_by_text("Darker waits longer: up to 31,000 records.")).to_be_visible()
-    expect(page.get_by_role("heading", name="Where the time of batches went")).to_be_visible()
-    assert take(page, "Restart", {"Why": "two cores more"}) == "clicks gets a new writer."
+    expect(page.get_by_text("Darker means a larger lag, up to 31,000 records.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Batch time by phase")).to_be_visible()
+    assert take(page, "Restart", {"Reason": "two cores more"}) == "clicks is restarting with a new writer."
     wanted = desired(world, "clicks")
     assert wanted["restart_generation"] == wanted["generation"] >= 1
     assert recorded(server, "restart")[:2] == ("op", "frazil_writer_clicks")
@@ -177,7 +177,7 @@ def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_said_what_hap
         page.keyboard.press("Enter")
         dialog = page.get_by_role("dialog", name=f"{name} orders")
         expect(dialog.get_by_role("listitem").first).to_be_visible()
-        dialog.get_by_label("Why").fill("a test")
+        dialog.get_by_label("Reason").fill("a test")
         page.keyboard.press("Enter")
         expect(dialog.get_by_role("status")).to_contain_text("orders is")
         page.keyboard.press("Escape")
@@ -191,17 +191,17 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     page = open_page(f"{PAGE}#/stream/refunds", role="OP")
     settled(page, "refunds")
     dialog = requested(page, "Reset …")
-    dialog.get_by_label("Go on").select_option("earliest")
+    dialog.get_by_label("Continue").select_option("earliest")
     expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table holds"))).to_be_visible()
-    dialog.get_by_label("Go on").select_option("timestamp")
+    dialog.get_by_label("Continue").select_option("timestamp")
     wanting = dialog.get_by_text("That time: enter a time")
     expect(wanting).to_be_visible()
     dialog.get_by_label("That time").fill("2099-01-01 00:00Z")
     expect(wanting).to_have_count(0)
-    dialog.get_by_label("Go on").select_option("latest")
+    dialog.get_by_label("Continue").select_option("latest")
     expect(dialog.get_by_text("It skips 600 offsets: their records never reach the table.")).to_be_visible()
     assert confirmed(page, dialog) == "refunds has its new position. Resume it to continue from there."
-    expect(page.get_by_text("Nothing waits.")).to_be_visible()
+    expect(page.get_by_text("No lag.")).to_be_visible()
     assert recorded(server, "reset")[2]["to"] == "latest"
     view(page, "#/table/shop.refunds", "shop.refunds")
     expect(page.get_by_role("img", name=re.compile("1 of offsets reset, refunds"))).to_be_visible()
@@ -220,11 +220,11 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     dialog = requested(page, "Backfill …")
     expect(dialog.get_by_text("Enter a start or an end")).to_be_visible()
     dialog.get_by_label("From").fill("2026-01-02T00:00:00Z")
-    dialog.get_by_label("To, and before").fill("2026-01-01T00:00:00Z")
-    expect(dialog.get_by_text(re.compile("To, and before .* is not after From"))).to_be_visible()
+    dialog.get_by_label("To (exclusive)").fill("2026-01-01T00:00:00Z")
+    expect(dialog.get_by_text(re.compile(r"To \(exclusive\) .* is not after From"))).to_be_visible()
     expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
-    times = {"From": "2026-01-01T00:00:00Z", "To, and before": "2026-01-02T00:00:00+01:00"}
+    times = {"From": "2026-01-01T00:00:00Z", "To (exclusive)": "2026-01-02T00:00:00+01:00"}
     assert "frazil_backfill is queued" in take(page, "Backfill …", times)
     (run,) = server.process.call(in_airflow.runs_of, "frazil_backfill")
     assert run.items() >= {"stream": "orders", "from-time": "2026-01-01T00:00:00+00:00", "dry-run": True}.items()
@@ -247,7 +247,7 @@ def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, s
     page = open_page(f"{PAGE}#/table/shop.shipments", role="OP")
     settled(page, "shop.shipments")
     dialog = requested(page, "Release a window …")
-    window, why = dialog.get_by_label("Window", exact=True), dialog.get_by_label("Why")
+    window, why = dialog.get_by_label("Window", exact=True), dialog.get_by_label("Reason")
     held = page.locator(".calendar .cell.held").get_attribute("aria-label") or ""
     assert held.startswith(f"{window.input_value()}: ")
     why.fill("the carrier is known to be wrong")
@@ -256,7 +256,7 @@ def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, s
         expect(dialog.get_by_text(f"Window: no gate holds {typed}: {said}")).to_be_visible()
         expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
-    take(page, "Release a window …", {"Why": "the carrier is known to be wrong"})
+    take(page, "Release a window …", {"Reason": "the carrier is known to be wrong"})
     (run,) = server.process.call(in_airflow.runs_of, "frazil_release")
     assert (run["table"], run["reason"]) == ("shop.shipments", "the carrier is known to be wrong")
     shown = recorded(server, "release")[2]["partition"]

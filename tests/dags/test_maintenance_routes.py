@@ -165,7 +165,7 @@ def test_health_has_one_alert_a_rule_for_all_tables_that_a_route_has_made(
     active = {(a["table"], a["rule"]): a for a in table_health.measure_all(tmp_path, store)["active"]}
     assert active[ROUTE, "snapshots"]["value"] == "2 tables"
     assert "shop.raw_a, shop.raw_b" in active[ROUTE, "snapshots"]["sentence"]
-    assert "1 cannot be measured: shop.raw_c" in active[ROUTE, "unmeasured"]["sentence"]
+    assert "cannot be measured: shop.raw_c" in active[ROUTE, "unmeasured"]["sentence"]
     assert ("shop.orders", "snapshots") in active, "a table that a person named has alerts of its own"
     assert json.loads(json.dumps(store[table_health.ROUTED_TABLES_KEY]))[ROUTE]["beyond"]["shop.raw_b"] == ["snapshots"]
     breaks.clear()

@@ -454,7 +454,7 @@ def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
     assert post("action", "backfill")["status"] == 422  # says neither from when nor until when
     assert post("action", "backfill", **{"from-time": "2020-01-01"})["status"] == 422  # a time without a zone
     assert "Airflow has no DAG" in post("action", "maintain", "demo.ticks")["body"]["detail"]
-    assert "There is no table" in post("plan", "reset", to="marker")["body"]["refused"]
+    assert "does not exist yet" in post("plan", "reset", to="marker")["body"]["refused"]
     assert post("action", "reset", to="latest")["status"] == 422
     assert post("plan", "explode")["status"] == 404
     assert post("plan", "pause", "nothing")["status"] == 404
@@ -480,11 +480,11 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("backfill", EMPTY, "Enter a start or an end"),
     ("backfill", {"from-time": "2026-11-24T16"}, "From: add the time zone"),
     ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is not a time"),
-    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
+    ("backfill", {"to-time": "yesterday"}, "To (exclusive): 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
-        "To, and before (2020-01-01 00:00:00Z) is not after From (2020-01-02 00:00:00Z)",
+        "To (exclusive) (2020-01-01 00:00:00Z) is not after From (2020-01-02 00:00:00Z)",
     ),
     (
         "backfill",

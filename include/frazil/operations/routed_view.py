@@ -1,4 +1,4 @@
-"""Builds the page's list of a stream's routed tables, of which there may be thousands. Pure."""
+"""Builds the page's list of a stream's routed tables; there may be thousands. Pure."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 # Metrics
 
 Metrics that writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the
-labels `stream` and `table`. A stream has at most {series} series, of which {buckets} are histogram buckets. Counters
+labels `stream` and `table`. A stream has at most {series} series; {buckets} of them are histogram buckets. Counters
 start at 0 in each process. `python -m frazil.telemetry.page` generates this page.
 """
 

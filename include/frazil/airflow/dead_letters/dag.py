@@ -59,7 +59,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "dry-run": Param(True, type="boolean", title="Dry run", description="Only count the dead letters."),
         "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one per line. Empty: all."),
         "from": moment("From"),
-        "to": moment("To, and before"),
+        "to": moment("To (exclusive)"),
         "because": Param(
             None,
             type=["null", "string"],

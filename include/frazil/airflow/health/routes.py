@@ -107,7 +107,8 @@ def next_after(last: str, names: Sequence[str]) -> list[str]:
 
 def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
     names = sorted(name for name, rules in beyond.items() if rule in rules)
-    what = "cannot be measured" if rule == UNMEASURED else f"are beyond the threshold of {rule}"
+    over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
+    what = "cannot be measured" if rule == UNMEASURED else over
     some = ", ".join(names[:MAX_LISTED]) + (", and others" if len(names) > MAX_LISTED else "")
     sentence = (
         f"{counted(len(names), 'table')} of the route of stream {spec.name} {what}: {some}. Run `frazil health "

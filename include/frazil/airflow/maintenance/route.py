@@ -1,4 +1,4 @@
-"""Maintains a route's tables, of which there may be thousands. Each run takes as many as one task can maintain."""
+"""Maintains a route's tables; there may be thousands. Each run takes as many as one task can maintain."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from frazil.status.reset_target import ResetTarget
 from frazil.timetext import parse_moment
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
-LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
+LABELS = {"from-time": "From", "to-time": "To (exclusive)", "at": "That time", "partition": "Window", "day": "Day"}
 """The fields' labels in the dialogs."""
 MAX_HELD_LISTED = 5
 """Maximum number of held windows named in a sentence."""

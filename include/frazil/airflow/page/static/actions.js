@@ -1,12 +1,12 @@
-// What a person can do: a button opens a dialog that says what will happen, and one more press does it.
+// Actions: a button opens a dialog that describes the effects; its button carries out the action.
 
 import { call, linkTo, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import { words } from "./parts.js";
 
-const REASON = { name: "reason", label: "Why (others see it)", kind: "text", free: true };
+const REASON = { name: "reason", label: "Reason (visible to others)", kind: "text", free: true };
 const TYPED_MS = 250; // The form is checked once the user pauses.
-const DRY = { name: "dry-run", label: "Dry run: say what would happen, and stop there", kind: "toggle", value: true };
+const DRY = { name: "dry-run", label: "Dry run: only log what would change", kind: "toggle", value: true };
 
 const ACTIONS = {
   pause: { label: "Pause", verb: "Pause", fields: [REASON] },
@@ -18,15 +18,15 @@ const ACTIONS = {
     fields: [
       {
         name: "to",
-        label: "Go on",
+        label: "Continue",
         kind: "choice",
         value: "marker",
         choices: {
-          marker: "where it stands, or at the first record that Kafka still has",
-          table: "where the table itself stands, after a rollback",
+          marker: "at its position, or at the first record that Kafka still has",
+          table: "at the table's position, after a rollback",
           earliest: "at the beginning of Kafka",
           latest: "at the end of Kafka",
-          timestamp: "at a time of Kafka",
+          timestamp: "at a Kafka timestamp",
         },
       },
       { name: "at", label: "That time", kind: "text", hint: "2013-12-30 00:00Z", only: (form) => form.to === "timestamp" },
@@ -37,7 +37,7 @@ const ACTIONS = {
     verb: "Backfill",
     fields: [
       { name: "from-time", label: "From (Kafka's timestamp)", kind: "text", hint: "2013-12-30 00:00Z" },
-      { name: "to-time", label: "To, and before", kind: "text", hint: "2013-12-31 00:00Z" },
+      { name: "to-time", label: "To (exclusive)", kind: "text", hint: "2013-12-31 00:00Z" },
       DRY,
     ],
   },
@@ -47,7 +47,7 @@ const ACTIONS = {
   release: {
     label: "Release a window …",
     verb: "Release",
-    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30 15:00" }, { ...REASON, free: false, label: "Why (it stands beside the window for ever)" }],
+    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30 15:00" }, { ...REASON, free: false, label: "Reason (stored with the window)" }],
   },
   "send-again": {
     label: "Send signals again …",
@@ -56,9 +56,9 @@ const ACTIONS = {
   },
 };
 
-/** The buttons of a subject; with a sentence instead where the user may not act. */
+/** The buttons of a subject; a sentence instead if the user may not act. */
 export function actions(names, subject, may, page, given = {}) {
-  if (!may) return h("p", { class: "actions soft" }, "You may look. Airflow does not let you act here.");
+  if (!may) return h("p", { class: "actions soft" }, "Read-only: Airflow does not permit you actions here.");
   return h(
     "div",
     { class: "actions", role: "group", "aria-label": "Actions" },
@@ -93,7 +93,7 @@ function open(name, subject, page, given) {
     }
   };
 
-  // What was said last stays until the answer is there: only the last question's answer counts.
+  // The last plan stays visible until the next one arrives. Only the response to the last request counts.
   const plan = async () => {
     const mine = ++asked;
     state.asking = true;
@@ -156,7 +156,7 @@ function open(name, subject, page, given) {
           ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
-        // An action is refused in the words of the plan that is asked for again.
+        // A refusal has the same text as the new plan.
         [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.missing)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
         state.plan?.retype && !state.plan.refused && retype(),
         h("footer", {}, close, go),

@@ -1,4 +1,4 @@
-// What this page shares with the Airflow around it: the theme, the way to its other pages, and calls to our own API.
+// The theme of the surrounding Airflow, links to its pages, and calls to the page's API.
 
 /** Where Airflow's UI begins: this page is at …/frazil/ops/. */
 const ROOT = location.pathname.replace(/\/frazil\/ops\/.*$/, "");
@@ -76,7 +76,7 @@ export class Refused extends Error {
   }
 }
 
-/** A call of our API; raises Refused with what the server says. The header tells it that no foreign page sent it. */
+/** Call the page's API. Throws Refused with the server's message. The header shows that no other site sent the request. */
 export async function call(path, body) {
   let answer;
   try {
@@ -86,7 +86,7 @@ export async function call(path, body) {
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch {
-    throw new Refused(0, "The API server cannot be reached. The page tries again.");
+    throw new Refused(0, "Cannot reach the API server; retrying.");
   }
   if (answer.ok) return answer.json();
   const said = await answer.json().catch(() => ({}));

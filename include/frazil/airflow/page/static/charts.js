@@ -1,4 +1,4 @@
-// Small pictures as SVG. Each has a sentence for those who do not see it.
+// Small charts as SVG, each with a text alternative.
 
 import { s } from "./dom.js";
 
@@ -22,7 +22,7 @@ export function spark(values, label) {
   );
 }
 
-/** How much of a promise is used: full at the promise, and past it in the colour of trouble. */
+/** The used share of a limit: full at the limit, and in the colour of trouble above it. */
 export function gauge(value, promise, label) {
   const share = promise ? value / promise : 0;
   const past = share > 1;
@@ -34,7 +34,7 @@ export function gauge(value, promise, label) {
   );
 }
 
-/** A share of the longest of several bars, beside which stands the number. */
+/** A bar whose length is a share of the longest bar. */
 export function bar(share) {
   return s("svg", { class: "hbar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { width: Math.max(share * 100, share ? 0.8 : 0), height: 10, rx: 1 }));
 }

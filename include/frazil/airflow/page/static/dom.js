@@ -1,4 +1,4 @@
-// Elements from plain calls: whatever is given as a child is text, so nothing that a record says becomes markup.
+// Creates elements. Children are text, so the content of records never becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,4 +1,4 @@
-// Numbers, durations and times as people read them, the same on every view.
+// Formats numbers, durations and times, in the same way on every view.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });

@@ -1,4 +1,4 @@
-// Which view is shown, by the part of the address after #, and how often it asks for news.
+// Shows the view for the URL's fragment, and refreshes it.
 
 import { call, followTheme, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";

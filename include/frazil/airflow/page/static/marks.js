@@ -1,4 +1,4 @@
-// How a level looks: a shape and a word beside the colour, so that nothing is told by colour alone.
+// Shows a level with a shape and a word, so that colour is never the only sign.
 
 import { h, s } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The overview: one line a stream, those that need attention first.
+// The overview: one line per stream; streams that need attention come first.
 
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
@@ -102,7 +102,7 @@ function matching(lines, state) {
 }
 
 const OLD_MS = 120_000;
-const COLUMNS = ["Stream", "State", "Fresh", "Waiting", "Records", "Complete to", "Dead letters", "Table"];
+const COLUMNS = ["Stream", "State", "Freshness", "Lag", "Records", "Complete to", "Dead letters", "Table"];
 
 function table(lines, now) {
   return h(
@@ -120,8 +120,8 @@ function row(line, now) {
       {},
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
       h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line, now)),
-      h("td", { "data-name": "Fresh" }, freshness(line)),
-      h("td", { "data-name": "Waiting", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),
+      h("td", { "data-name": "Freshness" }, freshness(line)),
+      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),
       h("td", { "data-name": "Records" }, records(line)),
       h("td", { "data-name": "Complete to" }, complete(line)),
       h("td", { "data-name": "Dead letters", class: "n" }, letters(line)),
@@ -163,7 +163,7 @@ function complete(line) {
   return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: times(line.windows.waits_for) }, heldBy(line.windows)));
 }
 
-/** The shape of its tables, as it was measured last. */
+/** The state of its tables at the last measurement. */
 function health(line) {
   if (!line.health) return h("span", { class: "faint" }, UNKNOWN);
   return [h("small", { class: "health" }, badge(line.health.level, line.health.word)), line.health.what.length > 0 && h("small", { class: "held-by" }, line.health.what.join(", "))];
@@ -181,7 +181,7 @@ function nothing() {
     { class: "empty" },
     h("h2", {}, "No stream yet"),
     h("p", {}, "Declare one in a YAML file: its topics, its table and its columns. It appears here within seconds."),
-    h("p", {}, "A sample of a topic becomes a declaration with ", h("code", {}, "frazil infer"), "."),
+    h("p", {}, h("code", {}, "frazil infer"), " creates a declaration from a sample of a topic."),
   );
 }
 
@@ -190,5 +190,5 @@ function none(state, page) {
     Object.assign(state, { filter: "all", words: "" });
     page.draw();
   };
-  return h("section", { class: "empty" }, h("p", {}, "No stream is like that."), h("button", { class: "plain", onclick: clear, "data-key": "clear" }, "Show all"));
+  return h("section", { class: "empty" }, h("p", {}, "No matching streams."), h("button", { class: "plain", onclick: clear, "data-key": "clear" }, "Show all"));
 }

@@ -1,4 +1,4 @@
-// What several views have in common.
+// Parts that several views share.
 
 import { linkOut, linkTo } from "./airflow.js";
 import { h } from "./dom.js";
@@ -21,7 +21,7 @@ export function needsList(needs, level, key = "needs") {
   return needs.length > 0 && h("ul", { class: `needs ${levelName(level)}`, "aria-label": "What needs attention" }, needed(needs, key));
 }
 
-/** The items alone, each with the way to its DAG, or to what the runbook says of it; once where several in a row have the same. */
+/** The list items, each with a link to its DAG or runbook entry. Consecutive items with the same entry share one link. */
 export function needed(needs, key) {
   const all = needs.map((need) => (typeof need === "string" ? { sentence: need } : need));
   return all.map(({ sentence, runbook, dag }, i) => h("li", {}, words(sentence), dag && [APART, toDag(dag, `${key}-${i}`)], runbook && runbook !== all[i + 1]?.runbook && [APART, entry(runbook, `${key}-${i}`)]));
@@ -37,14 +37,14 @@ function toDag(dag, key) {
   return h("small", { class: "runbook" }, h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": key }, "Its DAG in Airflow"));
 }
 
-/** What the next window waits for, shortest first said: the topic-partition, the stream or the gate. */
+/** What the next window waits for: topic partitions, streams and gates. */
 export function heldBy(windows) {
   const gates = windows.holders.filter(({ kind }) => kind === "gate");
   const others = windows.holders.filter(({ kind }) => kind !== "gate");
   const shown = others.slice(0, 2).map(({ kind, name, why }) => `${kind === "stream" ? "stream " : ""}${name}${why ? `, which ${why}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
   const said = [
-    shown.length && `next waits for ${shown.join(" and ")}${more}`,
+    shown.length && `next window waits for ${shown.join(" and ")}${more}`,
     gates.length && `a gate holds ${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""}`,
   ].filter(Boolean);
   return times(said.join("; "));

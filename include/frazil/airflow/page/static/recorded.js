@@ -1,4 +1,4 @@
-// What a stream's writers recorded over time: a choice of how far back, pictures of it, and where their time went.
+// A stream's recorded history: choice of the period, charts, and batch time by phase.
 
 import { h, s } from "./dom.js";
 import { bytes, duration, moment, rate } from "./format.js";
@@ -12,8 +12,8 @@ export function recorded(view, state, page) {
   return h(
     "section",
     { class: "card recorded" },
-    h("div", { class: "with-choice" }, h("h2", {}, "As its writers recorded"), choice(view, state, page)),
-    pictures ? [h("div", { class: "charts" }, charts(view)), stages(view)] : h("p", { class: "soft" }, "Nothing was recorded in that time."),
+    h("div", { class: "with-choice" }, h("h2", {}, "History"), choice(view, state, page)),
+    pictures ? [h("div", { class: "charts" }, charts(view)), stages(view)] : h("p", { class: "soft" }, "No data in this period."),
   );
 }
 
@@ -21,7 +21,7 @@ function choice(view, state, page) {
   const chosen = String(state.hours || view.range);
   return h(
     "div",
-    { class: "chips", role: "group", "aria-label": "How far back" },
+    { class: "chips", role: "group", "aria-label": "Period" },
     Object.entries(RANGES).map(([hours, word]) =>
       h(
         "button",
@@ -47,17 +47,17 @@ function charts(view) {
   const some = (points) => points.filter(({ value }) => value !== null && value !== undefined).length > 1;
   const perSecond = view.rates.map((one, i) => ({ at: one.at_ms, span: view.points[i].span_ms, value: one.records_per_s, bad: one.rejected_per_s }));
   const pictures = [
-    { points: perSecond, title: "Records a second", bars: true, say: (value) => rate(value) },
-    { points: of((point) => point.lag), title: "Records that waited in Kafka" },
+    { points: perSecond, title: "Records per second", bars: true, say: (value) => rate(value) },
+    { points: of((point) => point.lag), title: "Lag in records" },
     { points: of((point) => point.freshness_ms), title: "Age of the last commit while records waited", say: duration, limit: view.line.promise_ms },
     { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark behind the clock, at the end of each span", say: duration },
-    { points: each("bytes"), title: `Bytes a commit, on average${view.routes ? ", in all its tables" : ""}`, bars: true, say: bytes },
-    { points: of((point) => point.backpressure_ms), title: "By how much batches took longer than their interval", say: duration },
+    { points: each("bytes"), title: `Average bytes per commit${view.routes ? ", in all its tables" : ""}`, bars: true, say: bytes },
+    { points: of((point) => point.backpressure_ms), title: "Time by which batches exceeded the commit interval", say: duration },
   ];
   return timelines(pictures.filter(({ points }) => some(points)), view.at_ms);
 }
 
-/* Where the time of batches went */
+/* Batch time by phase */
 
 const STAGES = { stage: "staging", commit: "committing", merge: "merging", wait: "waiting for records, or for the interval" };
 const BARS = 120;
@@ -99,8 +99,8 @@ function stages(view) {
   return h(
     "figure",
     { class: "chart stages" },
-    h("figcaption", {}, h("h3", {}, `Where the time of batches went, by ${duration(Math.max(...points.map(({ span_ms }) => span_ms)))}`), read),
-    s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Where the time of batches went since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
+    h("figcaption", {}, h("h3", {}, `Batch time by phase, per ${duration(Math.max(...points.map(({ span_ms }) => span_ms)))}`), read),
+    s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Batch time by phase since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
     h("div", { class: "legend" }, shown.map((name) => h("span", {}, h("i", { class: `part ${name}`, "aria-hidden": "true" }), `${STAGES[name]}, ${share(name)}`))),
   );
 }

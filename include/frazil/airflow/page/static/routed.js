@@ -1,4 +1,4 @@
-// The tables of a stream's route, of which there may be thousands: some of them, and a search for the others.
+// The routed tables of a stream, of which there may be thousands, with a search.
 
 import { h } from "./dom.js";
 import { count, counted } from "./format.js";
@@ -22,15 +22,15 @@ export function routed(view, state, page) {
     h(
       "div",
       { class: "with-choice" },
-      h("h2", {}, "Tables of its route"),
+      h("h2", {}, "Routed tables"),
       found.in_all > found.tables.length || state.tables
         ? h("input", { type: "search", placeholder: `Search ${counted(found.in_all, "table")}`, "aria-label": "Search the tables of the route", "data-key": "search-tables", value: state.tables || "", oninput: search })
         : h("span", { class: "soft" }, counted(found.in_all, "table")),
     ),
     found.tables.length
       ? h("ul", { class: "tables" }, found.tables.map(item))
-      : h("p", { class: "soft" }, "No table is named so."),
-    more > 0 && h("p", { class: "soft" }, `${count(more)} more: search for a part of the name.`),
+      : h("p", { class: "soft" }, "No matching tables."),
+    more > 0 && h("p", { class: "soft" }, `${count(more)} more: search for part of the name.`),
   );
 }
 

@@ -1,4 +1,4 @@
-// One stream: what its commits brought, what holds it back, its writers, what was rejected.
+// One stream: commits, lag, writers and rejected records.
 
 import { actions } from "./actions.js";
 import { linkOut, linkTo } from "./airflow.js";
@@ -19,7 +19,7 @@ export function draw(view, state, page) {
   const { line } = view;
   return [
     way(line.stream),
-    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Looked at ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
+    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Read ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
     line.table && actions(view.actions, line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
@@ -48,8 +48,8 @@ function numbers(view) {
   return h(
     "dl",
     { class: "numbers" },
-    number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
-    number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
+    number("Freshness", fresh, `${duration(line.promise_ms)} promised`),
+    number("Lag", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
     line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
@@ -57,7 +57,7 @@ function numbers(view) {
   );
 }
 
-/** Since when they count, and how many a replay or a discard left; unsaid where error classes do not tell of all. */
+/** The start of the count, and the number that is left after replays and discards, if it is known for all. */
 function left(view) {
   const { rejected_last_day: rejected, rejected_since_ms: since } = view.line;
   const when = since === null ? "in the last day" : `since ${moment(since, view.at_ms)}: ${view.line.rejected_since_reset ? "it was reset then" : "older snapshots expired"}`;
@@ -83,7 +83,7 @@ function charts(view) {
   const apart = pairs.slice(1).map(({ commit, before }) => ({ at: commit.at_ms, value: commit.at_ms - before.at_ms }));
   const size = view.commits.map((commit) => ({ at: commit.at_ms, value: commit.bytes }));
   const pictures = [
-    { points: perSecond, title: "Records a second, by commit", bars: true, say: rate },
+    { points: perSecond, title: "Records per second, by commit", bars: true, say: rate },
     { points: behind, title: "Watermark behind the clock", say: duration },
     { points: apart, title: "Time between commits", say: duration, limit: view.line.promise_ms },
     { points: size, title: `Bytes of each commit${view.routes ? " to its default table" : ""}`, bars: true, say: bytes },
@@ -104,7 +104,7 @@ function happened(view) {
 
 function nothingYet(view) {
   if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
-  return h("section", { class: "empty" }, h("h2", {}, "Nothing is committed yet"), h("p", {}, "Pictures of its commits appear here with the second batch."));
+  return h("section", { class: "empty" }, h("h2", {}, "No commits yet"), h("p", {}, "Charts appear here after the second batch."));
 }
 
 const HEAT = 5;
@@ -122,22 +122,22 @@ function partitions(view) {
       "p",
       { class: "soft" },
       waiting(view.partitions, most),
-      holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), holder.newest_ms === null ? ", which has shown no event time yet." : `, whose newest event time is ${moment(holder.newest_ms)}.`],
+      holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), holder.newest_ms === null ? ", which has no event time yet." : `, whose newest event time is ${moment(holder.newest_ms)}.`],
       !holder && view.partitions.every(({ idle }) => idle) && "All are idle: new records move the watermark.",
-      more > 0 && ` ${counted(more, "partition")} that wait least are not shown.`,
+      more > 0 && ` ${counted(more, "partition")} with the smallest lag are not shown.`,
     ),
     h("ul", { class: "heat" }, view.partitions.map((one) => cell(one, most))),
   );
 }
 
 function waiting(partitions, most) {
-  if (partitions.some(({ lag }) => lag)) return `Darker waits longer: up to ${counted(most, "record")}. `;
-  return partitions.some(({ lag }) => lag !== null) ? "Nothing waits. " : "How much waits is not known. ";
+  if (partitions.some(({ lag }) => lag)) return `Darker means a larger lag, up to ${counted(most, "record")}. `;
+  return partitions.some(({ lag }) => lag !== null) ? "No lag. " : "The lag is unknown. ";
 }
 
 function cell(one, most) {
   const heat = one.lag === null ? "none" : Math.ceil((Math.sqrt(one.lag) / Math.sqrt(most)) * HEAT) || 0;
-  const said = `${one.topic}-${one.partition}: ${one.lag === null ? "lag unknown" : counted(one.lag, "record") + " wait"}, next offset ${count(one.offset)}, newest event time ${moment(one.newest_ms)}${one.idle ? ", idle" : ""}${one.holds ? ", holds the watermark back" : ""}`;
+  const said = `${one.topic}-${one.partition}: ${one.lag === null ? "lag unknown" : "lag " + counted(one.lag, "record")}, next offset ${count(one.offset)}, newest event time ${moment(one.newest_ms)}${one.idle ? ", idle" : ""}${one.holds ? ", delays the watermark" : ""}`;
   return h("li", { class: `heat-${heat}${one.holds ? " holds" : ""}`, title: said, "aria-label": said }, h("span", {}, one.partition), h("small", {}, short(one.lag)));
 }
 
@@ -153,7 +153,7 @@ function runs(view) {
           shape(run.ended_at_ms === null ? 4 : run.well ? 3 : 0),
           h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.how}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
         )))
-      : h("p", { class: "soft" }, "No writer has run on this host. One on another host shows by its commits."),
+      : h("p", { class: "soft" }, "No writer has run on this host. A writer on another host is visible through its commits."),
   );
 }
 
@@ -169,8 +169,8 @@ function rejected(view) {
           { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
-      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's history does not say why." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot tells of any."),
-    view.rejected.length > 0 && h("p", { class: "soft" }, "What is in them is not shown here, because their fields may be sensitive: the command shows it to whoever may read the table."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's history has no reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
+    view.rejected.length > 0 && h("p", { class: "soft" }, "Their content is not shown here, because fields may be sensitive. The command shows it to users who may read the table."),
   );
 }
 
@@ -186,7 +186,7 @@ const BECAME = {
   "other-events": "no change of a row, such as a heartbeat",
 };
 
-/** Of an upsert stream, what became of its changes; of one that drops repeats, how many. */
+/** The results of an upsert stream's changes, or the number of dropped repeats. */
 function changes(view) {
   const found = Object.keys(BECAME).filter((name) => name in view.changes || name in view.last_changes);
   if (!found.length) return null;
@@ -194,7 +194,7 @@ function changes(view) {
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, view.facts.Mode === "upsert" ? "What became of changes" : "Repeats"),
+    h("h2", {}, view.facts.Mode === "upsert" ? "Changes by result" : "Repeats"),
     h(
       "table",
       { class: "small became" },
@@ -220,9 +220,9 @@ function toTable(name) {
 }
 
 const NAMES = [
-  [/^frazil_writer_/, "Its writer"],
-  [/^frazil_audits$/, "The audits"],
-  [/^frazil_partitions_/, "Complete windows of its table"],
+  [/^frazil_writer_/, "Writer"],
+  [/^frazil_audits$/, "Audits"],
+  [/^frazil_partitions_/, "Complete windows of the table"],
   [/^frazil_maintenance$/, "Maintenance of the tables"],
 ];
 
@@ -233,8 +233,8 @@ function elsewhere(view) {
     { class: "card" },
     h("h2", {}, "In Airflow"),
     dags.length
-      ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "The log of its writer's task")))
-      : h("p", { class: "soft" }, view.dags ? "Airflow has none of its DAGs: unless they are still being parsed, see its import errors." : "Looking …"),
+      ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "Log of the writer's task")))
+      : h("p", { class: "soft" }, view.dags ? "Airflow has none of the stream's DAGs. If they are not being parsed, check its import errors." : "Loading …"),
     view.audited && h("p", { class: "soft" }, `Last audit: ${view.audited}.`),
   );
 }

@@ -1,4 +1,4 @@
-// One table: its files, its windows, its snapshots, and what maintenance did and does next.
+// One table: files, windows, snapshots, and past and due maintenance.
 
 import { actions } from "./actions.js";
 import { linkTo } from "./airflow.js";
@@ -34,7 +34,7 @@ function offered(view) {
 function nothing(view) {
   if (view.problems.length || view.amiss.length) return null;
   if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
-  return h("section", { class: "empty" }, h("h2", {}, "There is no table yet"), h("p", {}, "The first batch of a stream makes it."));
+  return h("section", { class: "empty" }, h("h2", {}, "The table does not exist yet"), h("p", {}, "A stream's first batch creates it."));
 }
 
 function numbers(it) {
@@ -44,7 +44,7 @@ function numbers(it) {
     { class: "numbers" },
     number("Rows", short(it.rows), bytes(it.bytes)),
     number("Data files", count(it.files), it.files ? `${bytes(average)} on average` : "none"),
-    number("Manifest list", `${bytes(it.list_bytes_per_file)} a file`, gaugeOf(it)),
+    number("Manifest list", `${bytes(it.list_bytes_per_file)} per file`, gaugeOf(it)),
     number("Snapshots", count(it.snapshots), `${counted(it.manifests, "manifest")}`),
     number("metadata.json", bytes(it.metadata_bytes), "read and written by each commit"),
     it.delete_files > 0 && number("Delete files", count(it.delete_files), "applied by each reader"),
@@ -65,12 +65,12 @@ function number(name, value, beside) {
 const STATES = {
   complete: "complete",
   reopened: "reopened by late rows",
-  released: "released by a person",
+  released: "released by a user",
   held: "held by its quality gate",
   open: "open",
   history: "never signalled",
   written: "has rows",
-  empty: "has none",
+  empty: "no rows",
 };
 const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
 const MARKS = { compacted: "at most one small file", backfilled: "being backfilled" };
@@ -156,7 +156,7 @@ function files(it) {
           h("p", { class: "soft" }, `${count(small)} of ${counted(it.files, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
           h("table", { class: "bars" }, h("thead", { class: "unseen" }, h("tr", {}, h("th", { scope: "col" }, "Size"), h("th", { scope: "col" }, "Files"))), h("tbody", {}, it.histogram.map((bucket) => h("tr", {}, h("th", { scope: "row" }, `${bucket.at_least ? bytes(bucket.at_least) : "0"} – ${bytes(bucket.below)}`), h("td", {}, bar(bucket.files / most), h("span", {}, count(bucket.files))))))),
         ]
-      : h("p", { class: "soft" }, it.files ? "So many files that the page does not read their manifests. frazil health --deep counts them." : "No file yet."),
+      : h("p", { class: "soft" }, it.files ? "Too many files to read their manifests here. Run frazil health --deep to count them." : "No file yet."),
   );
 }
 
@@ -170,16 +170,16 @@ function maintenance(view) {
     "section",
     { class: "card" },
     h("h2", {}, "Maintenance"),
-    h("p", { class: "soft" }, `Looks every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Its runs in Airflow"), paused && [". ", h("b", {}, "Its DAG is paused: nothing is maintained.")]),
+    h("p", { class: "soft" }, `Checked every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Its runs in Airflow"), paused && [". ", h("b", {}, "Its DAG is paused: nothing is maintained.")]),
     h("ul", { class: "runs" }, it.actions.map((action) => h("li", {}, shape(action.due ? (paused ? 1 : 2) : action.enabled ? 4 : 3), h("div", {}, h("b", {}, action.name), action.due ? " is due" : action.enabled ? " is not due" : " is off", h("small", {}, action.reason))))),
-    h("h3", { class: "spaced" }, "What it did and saved"),
-    it.past.length ? h("ul", { class: "runs" }, it.past.map((one) => past(one, view.at_ms))) : h("p", { class: "soft" }, "It has changed nothing so far."),
+    h("h3", { class: "spaced" }, "Past maintenance"),
+    it.past.length ? h("ul", { class: "runs" }, it.past.map((one) => past(one, view.at_ms))) : h("p", { class: "soft" }, "No changes so far."),
   );
 }
 
 const LEVELS = { done: 4, "gave up": 3, refused: 1, failed: 1 };
 
-/** What one run of an action did; of one that came to nothing, why. */
+/** The result of one action, or why it had none. */
 function past(one, now) {
   const [said, saved] = one.ending === "done" ? did(one) : [`${one.action} ${one.ending === "gave up" ? "gave up" : one.ending === "failed" ? "failed" : "was refused"}`, one.sentence];
   return h("li", {}, shape(LEVELS[one.ending] ?? 2), h("div", {}, h("b", {}, moment(one.at_ms, now)), ` ${said}`, h("small", {}, [saved, ago(one.at_ms, now)].filter(Boolean).join(", "))));
@@ -191,7 +191,7 @@ function did({ action, numbers, sentence }) {
   if (action === "manifests") return [`${counted(n("manifests-removed"), "manifest")} became ${count(n("manifests-added"))}`, ""];
   if (action === "expiry") {
     const files = n("data-files-removed") + n("delete-files-removed");
-    return [`${counted(n("snapshots-expired"), "snapshot")} expired`, files ? `${counted(files, "file")} of about ${bytes(n("bytes-about"))} went with them` : "no file went with them"];
+    return [`${counted(n("snapshots-expired"), "snapshot")} expired`, files ? `${counted(files, "file")} of about ${bytes(n("bytes-about"))} were deleted` : "no files were deleted"];
   }
   if (action === "orphans" && !n("files-removed")) return ["no orphan file deleted", sentence];
   if (action === "orphans") return [`${counted(n("files-removed"), "orphan file")} deleted`, `${bytes(n("bytes"))} freed`];
@@ -204,7 +204,7 @@ const WIDEST = 1200;
 const NARROW = 600;
 const MARGINS = 32;
 
-/** Drawn as wide as it is shown, so that its words keep their size; where that is narrow, they stand above the lines. */
+/** Drawn at its displayed width, so that text keeps its size. On narrow screens, labels are above the lines. */
 export function snapshots(view) {
   const { marks } = view.shape;
   if (!marks.length) return null;
@@ -220,7 +220,7 @@ export function snapshots(view) {
     "section",
     { class: "card" },
     h("h2", {}, "Snapshots"),
-    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)}, by what made them${marks.some((mark) => mark.kind === "expiry") ? "; and when others expired" : ""}.`),
+    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)}, by operation${marks.some((mark) => mark.kind === "expiry") ? "; and when others expired" : ""}.`),
     s(
       "svg",
       { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },

@@ -1,4 +1,4 @@
-// Values over time, as bars or a line, with an axis that people can read and the value under the pointer.
+// Charts of values over time, as bars or a line, with a readable axis and the value at the pointer.
 
 import { h, s } from "./dom.js";
 import { bytes, count, duration, moment, short } from "./format.js";
@@ -76,7 +76,7 @@ export function timeline(points, options) {
   return h("figure", { class: "chart" }, head, drawing);
 }
 
-/** What the axis says at the bottom, in the middle and at the top; nothing twice. */
+/** The axis labels at the bottom, in the middle and at the top, without duplicates. */
 function ticks(top, say) {
   const all = [0, 0.5, 1].map((share) => ({ value: top * share, label: share ? say(top * share) : "0" }));
   return all.filter(({ label }, i) => i !== 1 || (label !== all[0].label && label !== all[2].label));
@@ -147,7 +147,7 @@ const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200
 const FEW = 20; // of fewer values none is the exception
 const FLAT = 20; // as many times as high as the others, and these could not be told from zero
 
-/** What the picture must reach: the largest value, unless the others would be flat beside it. */
+/** The maximum of the scale: the largest value, unless the other values would then be flat. */
 function readable(points) {
   const values = points.map(({ value }) => value).sort((a, b) => a - b);
   const most = values.at(-1);
@@ -155,7 +155,7 @@ function readable(points) {
   return values.length >= FEW && most > FLAT * many && many > 0 ? many * 3 : most;
 }
 
-/** An arrow for each value that the picture does not reach; beside neighbours the largest of these, where there is room. */
+/** An arrow for each value above the scale, with the largest value of neighbouring arrows if there is room. */
 function arrows(beyond, middle, roof, say) {
   const groups = [];
   for (const point of beyond) {
