@@ -24,6 +24,7 @@ from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import decoder
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
     KEEP,
     ROW,
@@ -47,8 +48,9 @@ def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
     units = {records.find_field(name).field_id: unit for name, unit in context.units.items()}
+    filled = value_schema(records, context.beside)
     return TransformedDecoder(
-        decoder(context.record_format, value_schema(records, context.beside), units),
+        decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),
         BesideValue(records, context.beside),
         context.transform,
         columns,

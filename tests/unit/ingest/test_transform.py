@@ -421,3 +421,11 @@ def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name()
     found = transform_of(spec, table, {"a": 1})
     assert found is not None
     assert [column.name for column in found.columns] == ["renamed"]
+
+
+def test_a_sensitive_field_is_not_kept_in_rest() -> None:
+    columns = {"more": "string", "card": "string"}
+    secret = {"card": {"as": "mask"}, "pin": {"as": "drop"}}
+    spec = stream("SELECT * FROM records", columns, schema=columns, rest="more", sensitive={"fields": secret})
+    (row,) = transformed(spec, [{"card": "4111", "Card": "4112", "pin": "123", "z": 1}]).rows.to_pylist()
+    assert row == {"more": '{"z": 1}', "card": "4111"}
