@@ -429,3 +429,18 @@ def test_a_sensitive_field_is_not_kept_in_rest() -> None:
     spec = stream("SELECT * FROM records", columns, schema=columns, rest="more", sensitive={"fields": secret})
     (row,) = transformed(spec, [{"card": "4111", "Card": "4112", "pin": "123", "z": 1}]).rows.to_pylist()
     assert row == {"more": '{"z": 1}', "card": "4111"}
+
+
+def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
+    kind = "struct<a: int not null, l: list<struct<b: int not null>>>"
+    fields = {"n": "long", "s": "struct<a: int, l: list<struct<b: int>>>"}
+    values = [{"n": n, "s": s} for n, s in enumerate([None, {}, {"a": 1}, {"a": 2, "l": [None, {"b": 3}, {}]}])]
+    values.append({"n": 4, "s": {"a": 5, "l": [{"b": 6}, None]}})
+    found = transformed(stream("SELECT n, s FROM records", fields, schema={"n": "long", "s": kind}), values)
+    whole = [None, {"a": 1, "l": None}, {"a": 5, "l": [{"b": 6}, None]}]
+    assert [row["s"] for row in found.rows.to_pylist()] == whole
+    assert found.kept.tolist() == [0, 2, 4]
+    assert [tuple(rejection) for rejection in found.rejections] == [
+        (1, "MissingRequired", "s: a: required, and missing or null"),
+        (3, "MissingRequired", "s: b: required, and missing or null"),
+    ]
