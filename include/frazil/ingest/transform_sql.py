@@ -56,6 +56,7 @@ _BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr",
 _SIZED = {
     "array_resize": 1,
     "bar": 1,
+    "bitstring": 1,
     "generate_series": 0,
     "list_resize": 1,
     "lpad": 1,

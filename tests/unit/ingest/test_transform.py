@@ -388,6 +388,7 @@ def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypat
         "format(txt, 1)",
         "printf('%99999999d', 1)",
         "generate_series(1, n)",
+        "bitstring(txt, n::INTEGER)::VARCHAR",
     ],
 )
 def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression: str) -> None:
