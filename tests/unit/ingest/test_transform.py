@@ -452,3 +452,10 @@ def test_a_star_of_something_else_than_records_is_refused(sql: str) -> None:
     fields = {"n": "long", "part": "struct<a: int>"}
     assert ".* is not possible" in refusal(sql, fields=fields, schema=fields)
     assert checked(stream("SELECT r.* FROM records AS r", fields, schema=fields))
+
+
+def test_records_without_any_field_are_counted_beside_fields_of_keys_too() -> None:
+    fields = {"n": "long", "k": "string"}
+    spec = stream("SELECT n AS a FROM records", fields, source={"key": {"column": "k"}})
+    drift = transformed(spec, [{"q": 1}, {"n": 1}]).drift
+    assert (drift.unknown, drift.names) == (1, ("q",))
