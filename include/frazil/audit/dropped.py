@@ -13,6 +13,8 @@ from pyroaring import BitMap64
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.ingest.decode import Decoded
+from frazil.ingest.narrow import narrowed
 from frazil.ingest.opened import open_decoder, open_reader
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.spec.model import StreamSpec
@@ -33,7 +35,10 @@ def dropped_offsets(
     decode = open_decoder(context, Schema.model_validate_json(context.main.schema_json))
     with open_reader(context, StageTask(0, wanted)) as reader:
         for chunk in reader:
-            dropped = decode(chunk).dropped
+            tried = narrowed(len(chunk), lambda start, end: decode(chunk.piece(start, end)))  # noqa: B023 - called here
+            # A record that raises is a dead letter.
+            parts = [part.dropped + start for start, _, part in tried if isinstance(part, Decoded)]
+            dropped = np.concatenate(parts) if parts else np.arange(0)
             of_range, offsets = chunk.range_index[dropped], chunk.offsets[dropped]
             for index in np.unique(of_range).tolist():
                 tp = (wanted[index].topic, wanted[index].partition)

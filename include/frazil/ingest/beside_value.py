@@ -58,4 +58,4 @@ class BesideValue:
             for field in self._arrow_schema
         ]
         whole = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return Decoded(with_others(whole, rows), kept, rejections)
+        return Decoded(with_others(whole, rows), kept, rejections, decoded.drift)

@@ -20,6 +20,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded, Decoder
+from frazil.ingest.formats.json.types import OF_REST
 from frazil.ingest.opened import open_decoder
 from frazil.ingest.routed_writers import other_names
 from frazil.spec.formats import envelope_of, format_of
@@ -77,15 +78,14 @@ def context_of(context: StageContext, target: Target) -> StageContext:
     if sensitive:
         moved = zip(own_names(sensitive["fields"]), sensitive["fields"].values(), strict=True)
         sensitive["fields"] = dict(moved)
+    found = zip(own_names(context.units), context.units.values(), strict=True)
+    units = {name: unit for name, unit in found if name in columns}
+    aliases = {name: column for name, column in called.items() if units.get(column) != OF_REST}
     return dataclasses.replace(
         context,
         targets={**context.targets, "main": own},
-        units={
-            name: unit
-            for name, unit in zip(own_names(context.units), context.units.values(), strict=True)
-            if name in columns
-        },
-        aliases={name: schema.find_field(column).field_id for name, column in called.items()},
+        units=units,
+        aliases={name: schema.find_field(column).field_id for name, column in aliases.items()},
         changes=changes,
         sensitive=sensitive,
     )

@@ -20,9 +20,8 @@ from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader
 from frazil.ingest.sealing import Unsealer
-from frazil.ingest.sensitive import hidden_paths
+from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.write import TableWriter
-from frazil.spec.coordinates import RESERVED
 from frazil.spec.references import resolve_all
 
 
@@ -52,8 +51,6 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
         return transforming(context, record_schema(schema, context.coordinates))
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    hidden = hidden_paths(context, schema)
-    if not context.as_in_kafka:
-        hidden += [(name,) for name in RESERVED]  # a line of a file has the coordinates as fields
+    hidden = withheld_paths(context, schema)
     make = partial(decoder, context.record_format, evolution=context.evolution, hidden=hidden)
     return aliased(make, filled, units, context.aliases)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from frazil.ingest.narrow import narrowed
+
 
 def revealed(rows: pa.Table) -> pa.Table:
     """Return the rows without nulls in required fields of null values.
@@ -25,6 +27,41 @@ def revealed(rows: pa.Table) -> pa.Table:
         for field, column in zip(rows.schema, rows.columns, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array. Unlike Arrow's `cast`, accept nulls in required fields: `revealed` tells which are wrong."""
+    if not _has_required(kind):
+        return array.cast(kind)
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    missing = array.is_null() if array.null_count else None
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = [cast_unchecked(array.field(field.name), field.type) for field in fields]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
+    if pa.types.is_map(kind):
+        keys, items = array.keys.cast(kind.key_type), cast_unchecked(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=missing)
+    large = pa.types.is_large_list(kind)
+    offsets = array.offsets.cast(pa.int64() if large else pa.int32())
+    made = pa.LargeListArray if large else pa.ListArray
+    return made.from_arrays(offsets, cast_unchecked(array.values, kind.value_type), type=kind, mask=missing)
+
+
+def lacking(array: pa.Array, field: pa.Field) -> dict[int, str]:
+    """Return, by place, the error text of each value in which a required field is null although its value is there."""
+    found: dict[int, str] = {}
+    if not _has_required(field.type):
+        return found
+    for start, end, tried in narrowed(len(array), lambda start, end: _tried(array[start:end], field)):
+        if isinstance(tried, Exception):
+            found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
+    return found
+
+
+def _tried(array: pa.Array, field: pa.Field) -> None:
+    revealed(pa.Table.from_arrays([array], schema=pa.schema([field])))
 
 
 def plain_row(schema: pa.Schema) -> pa.Table:

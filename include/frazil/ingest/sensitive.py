@@ -20,6 +20,7 @@ from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
 from frazil.ingest.schema_drift import Path
 from frazil.ingest.sealing import OMITTED, RESERVED, Secret
+from frazil.spec.coordinates import RESERVED as COORDINATE_NAMES
 
 MASK = "****"
 WITHHELD = "the text is withheld, because the stream has sensitive fields"
@@ -99,6 +100,14 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
         if path[0] == columns.get(field_id)
     ]
     return [*paths, *others]
+
+
+def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
+    """Return the paths, in lower case, of fields that go to no `rest` column."""
+    hidden = hidden_paths(context, schema)
+    if not context.as_in_kafka:
+        hidden += [(name,) for name in COORDINATE_NAMES]  # a line of a file has the coordinates as fields
+    return hidden
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:

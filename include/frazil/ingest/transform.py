@@ -24,6 +24,8 @@ from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import decoder
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.required import cast_unchecked, lacking
+from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
     KEEP,
     ROW,
@@ -47,8 +49,9 @@ def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
     units = {records.find_field(name).field_id: unit for name, unit in context.units.items()}
+    filled = value_schema(records, context.beside)
     return TransformedDecoder(
-        decoder(context.record_format, value_schema(records, context.beside), units),
+        decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),
         BesideValue(records, context.beside),
         context.transform,
         columns,
@@ -94,7 +97,8 @@ class TransformedDecoder:
         dropped[fields.kept] = True
         dropped[kept] = False
         dropped[np.array([r.index for r in rejections], np.int64)] = False
-        return Decoded(rows.cast(self._columns), kept, rejections, fields.drift, np.flatnonzero(dropped))
+        rows = pa.Table.from_arrays(rows.columns, schema=self._columns)
+        return Decoded(rows, kept, rejections, fields.drift, np.flatnonzero(dropped))
 
     @cached_property
     def _connection(self) -> Any:
@@ -199,7 +203,11 @@ class TransformedDecoder:
                 unfit = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
                 for row in np.flatnonzero(unfit.to_numpy()).tolist():
                     wrong.setdefault(row, (FAILED, f"{field.name}: the value does not have {length} bytes"))
-            arrays.append(values)
+                values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # is filtered out below
+            array = cast_unchecked(values.combine_chunks(), field.type)
+            for row, text in lacking(array, field).items():
+                wrong.setdefault(row, ("MissingRequired", text))
+            arrays.append(array)
         return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
 
 

@@ -56,6 +56,7 @@ _BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr",
 _SIZED = {
     "array_resize": 1,
     "bar": 1,
+    "bitstring": 1,
     "generate_series": 0,
     "list_resize": 1,
     "lpad": 1,
@@ -295,6 +296,8 @@ class _Checker:
     def _star(self, star: _Node) -> Iterator[tuple[str, _Node]]:
         if star["expr"] or any(star[key] for key in ("qualified_exclude_list", "rename_list") if key in star):
             raise SpecError("transform: of `*` only EXCLUDE and REPLACE are allowed; name the columns")
+        if star["relation_name"].lower() not in {"", self._alias.lower()}:
+            raise SpecError(f"transform: {star['relation_name']}.* is not possible; name the fields, with a name each")
         without = {name.lower() for name in star["exclude_list"]}
         instead = {part["key"].lower(): part["value"] for part in star["replace_list"]}
         if unknown := sorted((without | instead.keys()) - self._fields.keys()):

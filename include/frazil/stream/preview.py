@@ -19,10 +19,12 @@ from frazil.commit.opened import open_kafka
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
+from frazil.ingest.narrow import narrowed
 from frazil.ingest.opened import open_decoder
 from frazil.ingest.readers import kafka_reader
-from frazil.ingest.sensitive import Protector
+from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
+from frazil.ingest.stage import UNWRITABLE
 from frazil.offsets.spans import TopicPartition
 from frazil.spec import iceberg
 from frazil.spec.formats import carried_format
@@ -60,7 +62,16 @@ def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
     found: list[Previewed] = []
     with kafka_reader(kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
-            found += _fates(chunk, shape, ranges, protect)
+            tries = narrowed(
+                len(chunk),
+                lambda start, end: [*_fates(chunk.piece(start, end), shape, ranges, protect)],  # noqa: B023 - called here
+            )
+            for start, _, tried in tries:
+                found += (
+                    [_unwritable(chunk, start, ranges, speakable(tried, context))]
+                    if isinstance(tried, Exception)
+                    else tried
+                )
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
 
 
@@ -115,6 +126,11 @@ def _fates(chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Prot
         fate: Fate = "row" if index in rows else "dead letter" if index in errors else "no change"
         fate = "dropped" if index in dropped else fate
         yield Previewed(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
+
+
+def _unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> Previewed:
+    of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
+    return Previewed(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
 
 
 def _plain(rows: pa.Table) -> list[dict[str, Any]]:

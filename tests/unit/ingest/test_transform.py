@@ -388,6 +388,7 @@ def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypat
         "format(txt, 1)",
         "printf('%99999999d', 1)",
         "generate_series(1, n)",
+        "bitstring(txt, n::INTEGER)::VARCHAR",
     ],
 )
 def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression: str) -> None:
@@ -421,3 +422,40 @@ def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name()
     found = transform_of(spec, table, {"a": 1})
     assert found is not None
     assert [column.name for column in found.columns] == ["renamed"]
+
+
+def test_a_sensitive_field_is_not_kept_in_rest() -> None:
+    columns = {"more": "string", "card": "string"}
+    secret = {"card": {"as": "mask"}, "pin": {"as": "drop"}}
+    spec = stream("SELECT * FROM records", columns, schema=columns, rest="more", sensitive={"fields": secret})
+    (row,) = transformed(spec, [{"card": "4111", "Card": "4112", "pin": "123", "z": 1}]).rows.to_pylist()
+    assert row == {"more": '{"z": 1}', "card": "4111"}
+
+
+def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
+    kind = "struct<a: int not null, l: list<struct<b: int not null>>>"
+    fields = {"n": "long", "s": "struct<a: int, l: list<struct<b: int>>>"}
+    values = [{"n": n, "s": s} for n, s in enumerate([None, {}, {"a": 1}, {"a": 2, "l": [None, {"b": 3}, {}]}])]
+    values.append({"n": 4, "s": {"a": 5, "l": [{"b": 6}, None]}})
+    found = transformed(stream("SELECT n, s FROM records", fields, schema={"n": "long", "s": kind}), values)
+    whole = [None, {"a": 1, "l": None}, {"a": 5, "l": [{"b": 6}, None]}]
+    assert [row["s"] for row in found.rows.to_pylist()] == whole
+    assert found.kept.tolist() == [0, 2, 4]
+    assert [tuple(rejection) for rejection in found.rejections] == [
+        (1, "MissingRequired", "s: a: required, and missing or null"),
+        (3, "MissingRequired", "s: b: required, and missing or null"),
+    ]
+
+
+@pytest.mark.parametrize("sql", ["SELECT part.* FROM records", "SELECT records.* FROM records AS r"])
+def test_a_star_of_something_else_than_records_is_refused(sql: str) -> None:
+    fields = {"n": "long", "part": "struct<a: int>"}
+    assert ".* is not possible" in refusal(sql, fields=fields, schema=fields)
+    assert checked(stream("SELECT r.* FROM records AS r", fields, schema=fields))
+
+
+def test_records_without_any_field_are_counted_beside_fields_of_keys_too() -> None:
+    fields = {"n": "long", "k": "string"}
+    spec = stream("SELECT n AS a FROM records", fields, source={"key": {"column": "k"}})
+    drift = transformed(spec, [{"q": 1}, {"n": 1}]).drift
+    assert (drift.unknown, drift.names) == (1, ("q",))

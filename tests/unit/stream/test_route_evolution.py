@@ -263,3 +263,13 @@ def test_a_table_that_is_not_renamed_yet_fills_its_own_columns_by_both_names(mon
     found = [(row["id"], row["due"].timestamp(), row["gate"]) for row in rows(result, "shop.a")]
     assert found == [(0, 0, "x"), (1, 1, "x")]
     assert result.drift == {}
+
+
+def test_a_renamed_rest_column_keeps_what_is_left_in_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"id": "long not null", "kind": "string", "at": "timestamptz", "more": "string"}
+    shop = Shop(monkeypatch, schema=columns, rest="more")
+    shop.routed()
+    for table in ("shop.other", "shop.a"):
+        change_columns(load_catalog(None).load_table(table), ColumnChanges({"more": "extra"}, []), fixed={})
+    found = shop.stage([{"id": 0, "kind": "a", "more": 1, "x": 2}])
+    assert [json.loads(row["extra"]) for row in rows(found, "shop.a")] == [{"more": 1, "x": 2}]

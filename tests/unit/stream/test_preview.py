@@ -1,0 +1,21 @@
+"""A preview shows what would become of each record."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.ingest.contract import OffsetRange
+from frazil.stream import preview
+from tests.unit.ingest.test_transform import Reader, stream
+
+
+def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_that_it_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = stream("SELECT n AS a FROM records WHERE txt LIKE 'a' ESCAPE tags[1]", schema={"a": "long"})
+    values = [b'{"txt": "a", "tags": ["x"]}', b'{"txt": "a", "tags": ["too long"]}', b'{"txt": "b", "tags": ["x"]}']
+    monkeypatch.setattr(preview, "kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(preview, "_newest", lambda *_: [OffsetRange("t", 0, 0, 3)])
+    found = preview.preview(spec, limit=3)
+    assert [(one.offset, one.fate) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]
+    assert found[1].error.startswith("Unwritable: SyntaxException: ")
