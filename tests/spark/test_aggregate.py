@@ -96,7 +96,7 @@ def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_rep
     with (
         tracing(monkeypatch) as received,
         openlineage_jobs() as jobs,
-        DayRun(shop.catalog, shop.spec, DAY, given).reported(jobs),
+        DayRun(shop.catalog, shop.spec, DAY, given).report(jobs),
     ):
         shop.run(given)
     assert [event["eventType"] for event in received] == ["START", "COMPLETE"]

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -447,6 +448,8 @@ class _Checker:
         if name in _SIZED and not all(map(_is_small, call["arguments"][_SIZED[name] : _SIZED[name] + 3])):
             what = f"its length must be a constant up to {MAX_SIZE:,}, because a record could ask for any memory"
             raise SpecError(f"transform: {name}: {what}")
+        if _size(call) > MAX_SIZE:
+            raise SpecError(f"transform: {name}: lengths within each other make a result longer than {MAX_SIZE:,}")
         if name in {"format", "printf"} and not _has_fixed_widths(call):
             raise SpecError(f"transform: {name}: its format must be a constant, without widths from other arguments")
         if name in self._stable:
@@ -485,6 +488,30 @@ def _is_small(argument: _Node) -> bool:
         return bool(argument["expression"]["class"] == "CONSTANT")
     text = str(literal.get("text", ""))
     return text.isdecimal() and int(text) <= MAX_SIZE
+
+
+def _size(part: Any) -> int:
+    """Return the greatest length that the constants of nested calls of `_SIZED` make, as a product; at least 1."""
+    if isinstance(part, list):
+        return max(map(_size, part), default=1)
+    if not isinstance(part, dict):
+        return 1
+    if part.get("class") != "FUNCTION":
+        return max(map(_size, part.values()), default=1)
+    arguments = part["arguments"]
+    sizes = [_size(argument) for argument in arguments]
+    if any(argument["expression"]["class"] == "LAMBDA" for argument in arguments):
+        return prod(sizes)
+    name = part["function_name"].lower()
+    lengths = arguments[_SIZED[name] : _SIZED[name] + 3] if name in _SIZED else []
+    own = [_number(argument["expression"]) for argument in lengths]
+    return max(sizes, default=1) * max(own, default=1)
+
+
+def _number(expression: _Node) -> int:
+    """Return a constant whole number; 1 for any other expression."""
+    text = str(expression.get("literal", {}).get("text", ""))
+    return max(1, int(text)) if expression["class"] == "CONSTANT" and text.isdecimal() else 1
 
 
 def _has_fixed_widths(call: _Node) -> bool:

@@ -395,6 +395,23 @@ def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression:
     assert "constant" in refusal(f"SELECT {expression} AS a FROM records")
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "repeat(repeat(txt, 1000), 1000)",
+        "list_transform(range(0, 1000), lambda x: range(0, 1000))",
+        "range(0, 100001)",
+    ],
+)
+def test_lengths_within_each_other_are_limited_too(expression: str) -> None:
+    assert "100,000" in refusal(f"SELECT {expression} AS a FROM records")
+
+
+def test_short_lengths_within_each_other_are_allowed() -> None:
+    expression = "array_to_string(list_transform(tags, lambda x: lpad(x, 5, '0')), '') || repeat(lpad(txt, 10, '0'), 3)"
+    checked(stream(f"SELECT {expression} AS a FROM records", schema={"a": "string"}))
+
+
 def test_a_process_that_a_record_may_kill_transforms_in_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
