@@ -83,7 +83,7 @@ def _with_metadata(
 
 
 def unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the event itself if Kafka Connect wrapped it in `{schema, payload}`; otherwise return `value` unchanged."""
+    """Return the payload if Kafka Connect wrapped the event in `{schema, payload}`; otherwise return `value`."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
 
@@ -96,7 +96,7 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """Return the most frequent field names of the record keys. Empty if a name is not in `able`, the possible key columns."""
+    """Return the most frequent field names of record keys; empty if one of them is not in `able`, the possible keys."""
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
     limit = names.most_common(1)[0][0] if names else ()
     return limit if set(limit) <= set(able) else ()

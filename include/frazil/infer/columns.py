@@ -17,7 +17,7 @@ REQUIRED_FROM = 100
 INT_BELOW = 2**30
 """Columns with numbers of this magnitude or larger are proposed as `long`. An `int` column can become `long` later."""
 MAP_FROM = 20
-"""Minimum number of distinct field names. An object with so many is proposed as a map if each record has only a few."""
+"""Minimum number of distinct field names with which an object is proposed as a map. Each record must have few of them."""
 MAX_ODD_CHARACTERS = 40
 """Maximum number of characters shown of an odd text: a text that does not fit the type of the other texts."""
 MAX_REMARKS = 3
@@ -46,7 +46,7 @@ class Column:
     """Number of distinct values in the sample; None if it is too large, unknown or irrelevant."""
     is_time: bool = False
     near_s: float = float("inf")
-    """Distance (s) between the middle of the column's times and the median of Kafka's timestamps; infinite if unknown."""
+    """Distance (s) of the middle of the column's times from the median of Kafka's timestamps; infinite if unknown."""
 
 
 def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
@@ -71,7 +71,7 @@ def event_times(columns: Sequence[Column]) -> list[Column]:
 
 
 def column_problem(name: str, before: Mapping[str, str]) -> str:
-    """Return why a field cannot be a column; empty if it can. `before` maps lower-case names to earlier columns' names."""
+    """Return why a field cannot be a column; empty if it can. `before` maps lower-case names to earlier columns."""
     if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
         return "no column can have this name"
     if name.lower() in RESERVED:

@@ -101,7 +101,7 @@ def _text(value: bytes) -> str | None:
 
 
 def _lines(texts: Sequence[str]) -> Encoding | None:
-    """Parse the texts as delimited lines. Returns None unless most texts have the same number of fields, at least two."""
+    """Parse the texts as delimited lines. None unless most texts have the same number of fields, two or more."""
     for delimiter in _DELIMITERS:
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]

@@ -30,7 +30,7 @@ _PATTERNS = {
 
 @dataclass(slots=True)
 class Observed:
-    """Statistics about all values of one field. `kinds` counts values by JSON type: `int`, `text`, `object` and so on."""
+    """Statistics about all values of one field. `kinds` counts values by JSON type: `int`, `text`, `object` etc."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     lowest: int = 0

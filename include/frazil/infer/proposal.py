@@ -285,7 +285,7 @@ def _as_yaml(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text so that it is valid YAML and JSON. Non-ASCII characters stay: YAML cannot read escaped surrogate pairs."""
+    """Quote a text for both YAML and JSON. Characters are not escaped: YAML does not join escaped surrogate pairs."""
     return json.dumps(text, ensure_ascii=False)
 
 

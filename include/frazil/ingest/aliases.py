@@ -80,7 +80,7 @@ class AliasedDecoder:
     def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
         """Update the lists of columns that a change omits (`_frazil_kept`) after the aliases are merged.
 
-        Alias columns are removed from the lists. A column with aliases stays or is added if its merged value is null.
+        The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
         """
         at = decoded.schema.get_field_index(KEPT)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:

@@ -26,7 +26,7 @@ class BesideValue:
     """Adds the columns that are filled from record keys and headers to the decoded rows."""
 
     def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills. `beside` maps a column to a header's name, or None for the key."""
+        """`schema` has all columns that a record fills. `beside` maps a column to a header's name; None is the key."""
         self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 

@@ -16,7 +16,7 @@ _NEWLINE = b"\n"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn(Sequence[bytes | None]):
-    """A sequence of `bytes` or None. Value i is `data[starts[i] : starts[i] + lengths[i]]`; None if its length is `NULL`.
+    """A sequence of `bytes` or None. Value i is `data[starts[i] :][: lengths[i]]`; None if its length is `NULL`.
 
     A newline follows each value, even a null or empty one. A loop over the bytes can thus find the end of a value
     without its length. A slice shares the buffer.

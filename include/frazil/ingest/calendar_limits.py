@@ -32,7 +32,7 @@ class Beyond(NamedTuple):
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """Map each row with a date or timestamp outside the years 1 to 9999 (UTC), even a nested one, to the first of them."""
+    """Map each row with dates or timestamps outside the years 1 to 9999 (UTC), even nested ones, to the first."""
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -104,7 +104,7 @@ def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
 
 
 def _enclosing(array: pa.Array) -> NDArray[np.int64]:
-    """Map each value of a list's or map's child array to the index of the list or map that contains it; -1 if none does."""
+    """Map each value of the child array to the index of the list or map that contains it; -1 if none does."""
     found = np.full(len(_parts(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

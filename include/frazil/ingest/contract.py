@@ -245,12 +245,12 @@ class StageContext:
     """
 
     def named(self) -> dict[str, Any]:
-        """Return a dict of all fields. It has only built-in types, so that another version of this class can read it."""
+        """Return a dict of all fields. It has only built-in types, so that other versions of this class can read it."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> StageContext:
-        """Create a context from the result of `named`. Raises TypeError or KeyError if a field is unknown or missing."""
+        """Create a context from the result of `named`. Raises TypeError or KeyError for an unknown or missing field."""
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
@@ -264,12 +264,12 @@ class StageContext:
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
-        """The format of the records to read. The lines of a backfill's files are JSON, whatever the topic's format is."""
+        """The format of the records to read. Lines of a backfill's files are JSON, whatever the topic's format is."""
         return self.format if self.as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
-        """`beside_value` for the records to read; empty for a backfill's files, in which keys and headers are columns."""
+        """`beside_value` for the records to read; empty for a backfill's files, where keys and headers are columns."""
         return self.beside_value if self.as_in_kafka else {}
 
     @property
@@ -325,7 +325,7 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """Restore a file from the result of `to_json`, including the integer keys and tuples that JSON lacks.
+        """Restore a file from the result of `to_json`, including the integer keys and tuples that JSON does not have.
 
         Raises ValueError for an unknown content, so that the file is not committed as something else.
         """

@@ -41,7 +41,7 @@ class Coordinates:
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
     def complete(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """Add the coordinates to `rows`, in the table's column order. Row i comes from record `kept[i]` of the chunk."""
+        """Add coordinates to `rows`, in the table's column order. Row i comes from record `kept[i]` of the chunk."""
         if not self._wanted:
             return rows
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())

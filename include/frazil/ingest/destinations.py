@@ -30,7 +30,7 @@ NOWHERE: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""The destination of the rows with one value: a table, or a rejection without an index. None: a table may be created."""
+"""The destination of a value's rows: a table, or a rejection without an index; None if a table may be created."""
 
 
 @dataclass(frozen=True, slots=True)

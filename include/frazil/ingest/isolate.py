@@ -94,7 +94,7 @@ class IsolatedDecoder:
         return child
 
     def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send frames to the child, the last as a harmless record to decode. Raises EnvironmentUnusable if the child dies."""
+        """Send frames to the child; it decodes the last, a harmless record. Raises EnvironmentUnusable if it dies."""
         *before, known = frames
         try:
             for frame in before:

@@ -73,7 +73,7 @@ _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of the consumer. It does not join a group or commit offsets: partitions are assigned to it."""
+    """Return all properties of the consumer. It joins no group and commits no offset; partitions are assigned to it."""
     return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
 
 
@@ -241,7 +241,7 @@ class RangeReader(ABC):
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """Handle an error. A fatal error is stored for the reading loop to raise, because a callback cannot raise it."""
+        """Handle an error. A fatal one is stored for the reading loop to raise, because a callback cannot raise it."""
         self._troubles[code] = text
         place = where or self._place()
         if code not in _CONSEQUENCES and code not in self._logged:

@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.types import IcebergType
 
-import frazil.pyiceberg_fixes.data_files  # noqa: F401 - writes bounds of texts
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings

@@ -32,7 +32,7 @@ def kafka_reader(
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
-        from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may be unfit
+        from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may not work here
 
         open_ranges = partial(ColumnReader, properties, stream=stream)
     else:

@@ -1,7 +1,7 @@
-"""Hides nulls in required fields from Parquet's writer if the enclosing value is null.
+"""Hides nulls in required fields of null values from Parquet's writer.
 
-In Arrow, the fields of a null struct are null, too. Parquet's writer refuses such a column if one of these fields is
-required, although the Parquet format stores nothing for it.
+In Arrow, the fields of a null struct are null, too. Parquet's writer rejects such a column if one of these fields is
+required, although the Parquet format stores no value for the field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frazil.ingest.narrow import narrowed
 
 
 def revealed(rows: pa.Table) -> pa.Table:
-    """Return the rows without nulls in required fields of null values.
+    """Return the rows with nulls removed from required fields inside null values.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -82,9 +82,7 @@ def _plain(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Return whether a null of this type may contain a required field. Keys of maps do not matter: they are never
-    null.
-    """
+    """Return whether a null of this type may contain a required field. Keys of maps are ignored; they are not null."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):
@@ -93,7 +91,10 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Remove such nulls from one array. `seen` has the same entries as `array`, without those inside a null value."""
+    """Remove nulls from required fields inside null values of one array.
+
+    `seen` has the entries of `array` that are not inside a null value.
+    """
     if not _has_required(kind):
         return array
     if array.offset:
@@ -120,7 +121,7 @@ def _part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """Return the array with all values marked as present. A former null has whatever value the buffers contain."""
+    """Return the array with all values marked as valid. A former null gets the value that the buffers contain."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
     kind: Any = array.type

@@ -1,4 +1,4 @@
-"""Decodes Debezium's change events (envelopes) to rows of a change file. An event has a row before and after its change.
+"""Decodes Debezium's change events (envelopes), which have a row before and after a change, to rows of a change file.
 
 The format's own decoder reads an event as a record of nested structs, which is then flattened in Arrow. For a create,
 update or snapshot read, the row is taken from `after`; for a delete, the key is taken from `before`. An update that
@@ -189,7 +189,7 @@ class EnvelopeDecoder:
             records = np.concatenate([records, decoded.kept[moved]])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         drift = self._unavailable.without_placeholder(decoded.drift)
-        # Records that are not events are rejected with this reason; heartbeats and the like change no row. Report neither.
+        # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=())
         return Decoded(rows, records, [*rejections, *added], drift)
 

@@ -94,7 +94,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
 
 
 def few_parts(written: AvroType) -> bool:
-    """Return whether the type has at most `_MAX_PARTS` parts. Repeated named types can multiply the parts exponentially."""
+    """Return whether the type has at most `_MAX_PARTS` parts. Repeated named types can multiply them exponentially."""
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()

@@ -241,7 +241,7 @@ def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: in
 
 @loop
 def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Return whether a map has a duplicate key. `slots` is memory for a hash table with at least four slots per entry."""
+    """Return whether a map has a duplicate key. `slots` is memory for a hash table, at least four slots per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1

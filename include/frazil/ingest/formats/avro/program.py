@@ -189,7 +189,7 @@ class Program:
         return row
 
     def _passed_over(self, written: AvroType, path: str) -> int:
-        """Return the operation that skips a value. Each type has only one such operation, because types can be recursive."""
+        """Return the operation that skips a value. Each type has one such operation, because types can be recursive."""
         if id(written) in self._skips:
             return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
@@ -332,7 +332,7 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Rename the fields in `part` to their names in the writer's schema. Returns None if no part of the value is left."""
+    """Rename the fields in `part` to their names in the writer's schema. None if the whole value fills columns."""
     if part is None:
         return None
     if written.kind == "union":

@@ -46,7 +46,7 @@ class Line:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count(self, record: bytes) -> int:
-        """Return the number of fields in the line. Splits only lines with quotes, because a line can have many fields."""
+        """Return the number of fields in the line. Splits only lines with quotes, because splitting is slow."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1

@@ -29,7 +29,7 @@ SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 _LONG = 4096
-"""For records longer than this (bytes), the size of the JSON is counted instead of estimated."""
+"""Maximum size (bytes) of a record for which the size of its JSON is estimated. Above this, it is counted."""
 
 Octets = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -94,7 +94,7 @@ def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
     """Write a field as a JSON boolean: `true` or `false` in any case, 1 or 0. Returns the position after it.
 
-    Returns `at` if the field is none of these.
+    Returns `at` for any other field.
     """
     length = end - p
     first = b[p] | 32
@@ -239,8 +239,8 @@ def as_objects(
 ) -> tuple[int, int]:
     """Write records from index `first` on as JSON objects, as many as fit into `to`.
 
-    Returns the index of the first record that was not written. If that is `first`, because `to` is too small for it,
-    also returns the number of bytes that it needs; otherwise 0. `places` receives the start and length of each JSON
+    Returns the index of the first record that was not written. Also returns the number of bytes that this record needs,
+    if `to` is still empty and too small for it; otherwise 0. `places` receives the start and length of each JSON
     object, and `outcomes` the outcome code of each record.
     """
     at, record = 0, first

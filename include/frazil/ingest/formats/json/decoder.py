@@ -1,7 +1,7 @@
 """Decodes JSON messages to Arrow with a compiled loop.
 
-The loop (`rows`) marks the records of a chunk that it cannot decode with certainty. `record` reads these one by one, and
-is the reference. A record's row or rejection does not depend on other records.
+The loop (`rows`) marks the records of a chunk that it cannot decode with certainty. `record` reads these one by one,
+and is the reference. A record's row or rejection does not depend on other records.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _drift(self, chunk: Chunk) -> SchemaDrift:
-        """Return the new fields of the records that the loop read, and the number of records without any column's field."""
+        """Return the new fields of records that the loop read, and count those in which no field fills a column."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
             some = chunk.values.take(places[:MAX_NAMES])
@@ -94,7 +94,7 @@ class JsonDecoder:
         return joined_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
     def _unknown(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
-        """Count the records that were read one by one and that have no column's field."""
+        """Count the records, among those read one by one, in which no field fills a column."""
         found: list[Collection[str]] = []
         for value, row in zip(values, read, strict=True):
             if not self._names or (isinstance(row, Refused) and row.error_class != "MissingRequired"):
@@ -178,7 +178,7 @@ class ChunkReader:
             self._columns.watch(within)
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """Return the rows of the records that the loop decoded, in order, and the mask of records to read one by one."""
+        """Return the rows of the records that the loop decoded, and a mask of the records to read one by one."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)

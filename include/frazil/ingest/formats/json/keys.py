@@ -69,7 +69,7 @@ class KeysGivenTwice:
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _first_twice(self, text: bytes) -> str | None:
-        """Return the first name that certainly occurs twice as a key of a flat object; None if there may be no such name.
+        """Return the first name that certainly occurs twice as a key of a flat object; None if no name certainly does.
 
         Keys with white space before the colon are not counted.
         """

@@ -1,4 +1,4 @@
-"""Converts a schema to arrays for a compiled loop, with one node per field, element, key and value; outer nodes first."""
+"""Converts a schema to arrays for a compiled loop: one node per field, element, key and value; outer nodes first."""
 
 from __future__ import annotations
 

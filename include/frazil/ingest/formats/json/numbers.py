@@ -73,7 +73,7 @@ def integer(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def exponent(b: Octets, p: int) -> tuple[int, int]:
-    """Read an exponent, which begins after the `e`. Returns the position after it, and its value, at most about 10^9."""
+    """Read an exponent, after its `e`. Returns the position after it, and its value, limited to about 10^9."""
     negative = b[p] == 45
     if negative or b[p] == 43:
         p += 1
@@ -258,7 +258,7 @@ def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[
 
 @loop
 def seconds(b: Octets, p: int) -> tuple[int, int]:
-    """Read a number of seconds. Returns the position after it, and the number in microseconds, truncated toward zero."""
+    """Read a number of seconds. Returns the position after it, and the microseconds, truncated toward zero."""
     negative = b[p] == 45
     if negative:
         p += 1

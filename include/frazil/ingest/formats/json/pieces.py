@@ -77,7 +77,7 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 @loop
 def hides(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, -1 if the loop cannot compare it."""
+    """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, -1 if that is uncertain."""
     for q in range(p, end):
         if b[q] == 92 or b[q] >= 128:
             return -1

@@ -361,7 +361,7 @@ def _record(
 def _field(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """Read the key that begins at `p`. Returns its end (NO if invalid), and the node of struct k's field; -1 if none."""
+    """Read the key that begins at `p`. Returns its end (NO if invalid), and its node in struct k; -1 if none."""
     guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
     if guess >= 0 and nodes[guess, PLAIN]:
         after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]

@@ -48,7 +48,7 @@ USED, ROOM, BEFORE = range(3)
 
 @loop
 def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """Read a boolean, date, time or number since the epoch. Returns the position after it (NO if invalid), and its word."""
+    """Read a boolean, date, time or number since the epoch. Returns the position after it, or NO; and its word."""
     if kind == BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
@@ -108,7 +108,7 @@ def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int,
 
 @loop
 def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words. Returns the position after it.
+    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words. Returns the position after.
 
     The UUID's first byte is the lowest byte of the first word.
     """
@@ -244,7 +244,7 @@ def _same(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool
 
 @loop
 def gathered(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
-    """Copy strings, given as (start, length) pairs, one after another into `to`. Writes the end of each to `offsets`."""
+    """Copy strings, given as (start, length) pairs, into `to` without gaps. Writes the end of each to `offsets`."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]

@@ -162,7 +162,7 @@ class ProtobufDecoder(AvroDecoder):
 
 
 def indexes_of(packed: int) -> Sequence[int]:
-    """Unpack message indexes, which are zigzag varints that follow their count. A count of 0 means the first message."""
+    """Unpack message indexes: zigzag varints that follow their count. A count of 0 means the first message."""
     numbers, value, shift = [], 0, 0
     for octet in packed.to_bytes(4, "big"):
         value |= (octet & 127) << shift

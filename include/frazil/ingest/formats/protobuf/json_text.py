@@ -1,7 +1,7 @@
 """Fills the columns that store any value as JSON text, using Protobuf's JSON mapping.
 
-The compiled loop leaves these columns null, or empty in lists and maps. If the table has such a column, all messages are
-parsed again by Protobuf's own library. Fields keep the names that they have in the schema.
+The compiled loop leaves these columns null, or empty in lists and maps. If the table has such a column, all messages
+are parsed again by Protobuf's own library. Fields keep the names that they have in the schema.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ One loop, compiled once, reads messages of any schema; a table of operations con
 if the record has that many bytes left. The record's size also limits how many values are written for absent fields.
 `json.words` describes where values are stored.
 
-If a field occurs again, its value replaces the earlier one, or continues the same message or list. This needs no special
-code, because the field is written to the same entry again.
+If a field occurs again, its value replaces the earlier one, or continues the same message or list. This needs no
+special code, because the field is written to the same entry again.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
@@ -452,7 +452,7 @@ def ended(
     seed: int,
     b: Octets,
 ) -> int:
-    """Check a message after its last field. Returns VALID, an error code, or FULL + d if the hash table is too small."""
+    """Check a message after its last field. Returns VALID, an error code, or FULL + d for a full hash table."""
     for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
         if not valid[nodes[places[k], FLAG] + e]:
             return MISSING

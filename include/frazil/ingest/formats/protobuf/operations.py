@@ -23,8 +23,8 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 """The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's table."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
 """Columns of a message's operation. At FIELDS, `places` has COUNT pairs of a field's number and operation, sorted by
-number. At BEGIN, `places` has BEGUN groups of four numbers: a node, whether an absent field has a value (1) or null (0),
-and that value's two words.
+number. At BEGIN, `places` has BEGUN groups of four numbers: a node, whether an absent field has a value (1) or null
+(0), and that value's two words.
 
 At NEEDS, `places` has NEEDED nodes that must not be null; at MAPS, it has MAPPED nodes of maps. CELLS is the number of
 values that are written for an empty message.
@@ -33,7 +33,7 @@ Columns of an enum's operation. At SYMBOLS, `places` has KNOWN triples, sorted b
 length of its symbol's text. CLOSED is 1 for a closed enum: all other numbers are treated as absent.
 """
 (OTHERS, OTHER, WIDTH) = range(25, 28)
-"""At OTHERS, `places` has OTHER nodes: those of the other fields in the same oneof."""
+"""`places[OTHERS:][:OTHER]` are the nodes of the other fields in the same oneof."""
 
 # Errors of a record.
 (VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
