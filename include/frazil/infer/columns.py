@@ -17,7 +17,7 @@ REQUIRED_FROM = 100
 INT_BELOW = 2**30
 """Columns with numbers of this magnitude or larger are proposed as `long`. An `int` column can become `long` later."""
 MAP_FROM = 20
-"""Minimum number of distinct field names with which an object is proposed as a map. Each record must have few of them."""
+"""Minimum number of distinct field names of an object that is proposed as a map. Each record must have few of them."""
 MAX_ODD_CHARACTERS = 40
 """Maximum number of characters shown of an odd text: a text that does not fit the type of the other texts."""
 MAX_REMARKS = 3

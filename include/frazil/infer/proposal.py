@@ -297,7 +297,7 @@ _ANY_BROKER = "localhost:9092"
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Count the sample's records that would become dead letters, by error class. Tombstones are included.
+    """Map each error class to the number of sampled records that would become its dead letters, tombstones included.
 
     Raises RegistryUnavailable.
     """

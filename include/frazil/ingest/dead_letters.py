@@ -46,7 +46,7 @@ Returns None if the part is omitted.
 
 
 class ExistingDeadLetters:
-    """Finds the records of a chunk that already are dead letters, by their coordinates.
+    """Finds the records of a chunk whose coordinates show that they already are dead letters.
 
     Such a record stays a dead letter, even if it could be decoded now.
     """

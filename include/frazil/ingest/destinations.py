@@ -100,7 +100,7 @@ class Divider:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
         `located` has rows with at least the column that selects the table. `alike` maps a target to another target with
-        the same columns; their records share a chunk. Records without a row in `located` go to the main table.
+        the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
         """
         codes, values = self._coded(chunk, located)
         found = [outcome if isinstance(outcome, str) else NOWHERE for outcome in map(self._destination, values)]

@@ -31,7 +31,7 @@ FIRST_PASS: Target = ".first-pass"
 
 
 def alike(context: StageContext) -> Mapping[Target, Target] | None:
-    """Map each target to another target with the same columns; None if all records can be decoded together.
+    """Map targets to another target with the same columns; None if all records can be decoded together.
 
     With a transform, all records are decoded together. The map is empty if tables may evolve, because a decoder reports
     new fields for one table only.

@@ -12,7 +12,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import safe
 
 SAMPLES = 3
-"""Number of samples kept for each error class."""
+"""Maximum number of samples per error class."""
 MAX_SAMPLE_CHARACTERS = 300
 """Maximum number of characters of a sample's error text. The dead letter itself has a longer text."""
 

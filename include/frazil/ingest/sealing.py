@@ -122,7 +122,7 @@ class Unsealer:
         self._secret: Secret | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
-        """Return the original part. Raises SpecError if the part is encrypted and the secret is missing or wrong."""
+        """Decrypt a part if it is encrypted; else return it unchanged. Raises SpecError without the right secret."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:

@@ -148,7 +148,7 @@ class Result(NamedTuple):
 
 
 def checked(spec: StreamSpec) -> Result:
-    """Check the stream's transform, and prepare it for executors. Its columns must be those of the stream's `schema`.
+    """Check the stream's transform, and prepare it for executors. It must make exactly the columns of `schema`.
 
     Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
     """

@@ -157,7 +157,7 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """Columns that need another Iceberg type, and columns that must become optional, by path."""
+    """Paths of columns that need another Iceberg type (with this type), and of columns that must become optional."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()

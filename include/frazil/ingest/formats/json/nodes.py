@@ -45,7 +45,7 @@ _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECOND
 _TEXTS = {AS_JSON: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(23)])
-"""Number of 64-bit words that a value takes while it is read, by kind of node."""
+"""`WORDS[kind]` is the number of 64-bit words in which the loop stores a value of a node of this kind."""
 
 Numbers = NDArray[np.int64]
 
