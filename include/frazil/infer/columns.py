@@ -129,7 +129,7 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
     elif observed.kind == "object":
         if not observed.fields:
             yield f"{where}only empty objects were seen"
-        is_struct = _object_type(observed).startswith("struct")  # the names of a map are data
+        is_struct = _object_type(observed).startswith("struct")  # a map's keys are data, so their types are not listed
         for name, field in observed.fields.items() if is_struct else ():
             if not column_problem(name, {}):
                 yield from _guessed(field, f"{path}.{name}" if path else name)

@@ -81,7 +81,7 @@ class ChangeReader:
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
         """Add the columns in `CHANGE_COLUMNS` to the rows. Upserts without a required value are rejected."""
-        enveloped = CHANGE in decoded.rows.column_names  # by the envelope
+        enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = self._enveloped_deletes(decoded.rows) if enveloped else self._of_deletes(decoded.rows)
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]

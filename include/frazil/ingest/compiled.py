@@ -102,7 +102,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return self._opened().load_overload(sig, target_context)
-        except Exception:  # a damaged file is written again
+        except Exception:  # a damaged cache file is replaced
             with suppress(Exception):
                 self._opened().flush()
             return None
@@ -243,7 +243,7 @@ def _save_lock(folder: Path) -> Iterator[None]:
 
 
 def _cannot_be_kept(reason: object) -> None:
-    global _notice, _warned  # noqa: PLW0603 - once a process
+    global _notice, _warned  # noqa: PLW0603 - set once per process
     _notice = (
         "compiled code cannot be cached, and each Python process that reads records spends seconds of CPU to compile "
         f"it: {reason}. Set XDG_CACHE_HOME of writer and executors to a folder that their user can write to"

@@ -82,7 +82,7 @@ class Divider:
         unwanted = wrong & _of_rows_before(decoded)
         wrong &= ~unwanted
         rejections, unchanged = list(decoded.rejections), decoded.kept[nothing]
-        if len(unchanged):  # a record of two rows may have changed another table
+        if len(unchanged):  # the other row of a record may change another table
             unchanged = np.setdiff1d(unchanged, decoded.kept[~nothing])
         for row in np.flatnonzero(wrong).tolist():
             found = destinations[codes[row]]
@@ -92,7 +92,7 @@ class Divider:
         rows, kept = decoded.rows, decoded.kept
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
-        # A target without rows: rejected and waiting values have no target, and no code refers to one.
+        # For rejected and waiting values, MAIN is only a placeholder: no row's code refers to it.
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
 

@@ -86,7 +86,7 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield from _leaves(f"{path}.key_value.{kind.key_field.name}", array.keys)
         yield from _leaves(f"{path}.key_value.{kind.item_field.name}", array.items)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        values = array.values[array.offsets[0].as_py() : array.offsets[-1].as_py()]  # Arrow cannot flatten all UUIDs
+        values = array.values[array.offsets[0].as_py() : array.offsets[-1].as_py()]  # Arrow cannot flatten some UUIDs
         yield from _leaves(f"{path}.list.{kind.value_field.name}", values)
     else:
         yield path, array
@@ -105,7 +105,7 @@ def _instead_of_a_dictionary(array: pa.Array) -> str | None:
     if len(words) < 2:
         return None
     dictionary = _dictionary_bits(words)
-    if real:  # split bytes compress to about half
+    if real:  # so encoded, values compress to about half
         return SPLIT if dictionary > kind.bit_width / 2 else None
     return DELTA if dictionary > _delta_bits(words) else None
 
@@ -127,7 +127,7 @@ def _delta_bits(words: NDArray[Any]) -> float:
 
     Each difference is stored relative to its block's minimum. The largest one sets the width of its miniblock.
     """
-    # Differences wrap around as Parquet's do, and so may their distance from the minimum, which is unsigned.
+    # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK)
     if blocks == 0:

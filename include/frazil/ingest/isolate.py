@@ -160,5 +160,5 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # a library's output must not mix with the answers
     try:
         serve(sys.stdin.buffer, answers)
-    except BrokenPipeError:  # the parent was killed: nothing reads the answers or a traceback
-        os._exit(1)  # an orderly exit would try to flush again, and complain
+    except BrokenPipeError:  # the parent was killed, so nothing reads the answers or a traceback
+        os._exit(1)  # a normal exit would flush again and print an error

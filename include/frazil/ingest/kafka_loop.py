@@ -86,7 +86,7 @@ def has_no_headers(message: Any, leader_epoch: int) -> bool:
 
 
 @compiled
-def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
+def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
     messages: Any,
     at: Any,
     topics: Any,

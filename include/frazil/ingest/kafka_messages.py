@@ -112,7 +112,7 @@ class MessageReader(RangeReader):
         if not inside.all():  # some messages belong to no range, or follow a range's end
             batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
             index, offsets = index[inside], offsets[inside]
-        self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
+        self._positions[index] = offsets + 1  # for each range, the last offset in the batch is the highest
         self._unfinished.add(batch, index, offsets)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:

@@ -61,7 +61,7 @@ def context_of(context: StageContext, target: Target) -> StageContext:
     schema = Schema.model_validate_json(own.schema_json)
     columns = set(schema.column_names)
     names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
-    called = {name: column for column, others in names.items() for name in others}  # some were renamed just now
+    called = {name: column for column, others in names.items() for name in others}  # main's names of renamed columns
 
     def own_names(columns: Iterable[str]) -> tuple[str, ...]:
         first_rest = (column.partition(".") for column in columns)

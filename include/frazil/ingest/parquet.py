@@ -125,7 +125,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
         "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", PAGE_ROWS),
         "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", DICTIONARY_BYTES),
         "store_schema": False,
-        "store_decimal_as_integer": True,  # Iceberg specification, appendix A: Parquet
+        "store_decimal_as_integer": True,  # required by the Iceberg specification, appendix A
     }
 
 

@@ -42,7 +42,7 @@ class ProgressCounter:
         """Number of records read so far, including rejected and dropped ones."""
         return int(self._records.sum() + self._rejected.sum() + self._dropped.sum())
 
-    def landed(  # noqa: PLR0913 - what is counted of rows
+    def landed(  # noqa: PLR0913 - the columns to count
         self,
         range_index: NDArray[np.int32],
         event_times: pa.Array,

@@ -88,7 +88,7 @@ class TableWriter:
     memory is short, they are written earlier.
     """
 
-    def __init__(  # noqa: PLR0913 - the two bounds are for tests
+    def __init__(  # noqa: PLR0913 - tests set the two limits
         self,
         table: TargetTable,
         target: Target,
@@ -120,7 +120,7 @@ class TableWriter:
         self._unsplit: list[pa.Table] = []
         self._unsplit_held = 0
         self._held = 0
-        self._open: dict[int, _Gathered] = {}  # by id, the least recently written first
+        self._open: dict[int, _Gathered] = {}  # the key is `id(gathered)`; least recently written first
         self._retained = 0
         self._staged: list[StagedFile] = []
 

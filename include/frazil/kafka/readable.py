@@ -47,7 +47,7 @@ def check_readable(
         while waiting and time.monotonic() < deadline:
             for message in consumer.consume(_AT_ONCE, timeout=0.05):
                 topic, error = message.topic() or "", message.error()
-                code = error.code() if error else None  # a record may have arrived meanwhile
+                code = error.code() if error else None  # no error: a new record has arrived
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and waiting.pop(topic, None) is not None:
                     refused.append(topic)
                 elif code in {None, KafkaError._PARTITION_EOF}:

@@ -37,7 +37,7 @@ _SETTINGS = {
     "isolation.level": "read_uncommitted",
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
-    # One record is enough; librdkafka's default back-off is a second once its queue is full.
+    # One record is enough. By default, librdkafka waits a second once its queue is full.
     "fetch.message.max.bytes": 1024,
     "fetch.wait.max.ms": 5,
     "fetch.queue.backoff.ms": 5,

@@ -43,7 +43,7 @@ fill.
 
 
 def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that checks loads no compiler
+    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that only checks must not load the compiler
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
     from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
 

@@ -75,7 +75,7 @@ class EnvelopeDecoder:
         """`schema` has the columns that an event fills. Only the key's columns are required."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._key = [[field.name] for field in schema.fields if field.required]  # each with its aliases
+        self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._positions = [column for column, path in envelope.metadata.items() if path == POSITION]
         self._unavailable = Unavailable(envelope.unavailable)

@@ -171,7 +171,7 @@ class AvroDecoder:
             words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
             for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
                 start, length = words[i].tolist()
-                if (operation := length >> SPAN_BITS) not in spans:  # a text
+                if (operation := length >> SPAN_BITS) not in spans:  # already a string
                     continue
                 text = self._json(data[start : start + (length & _SPAN)].tobytes(), operation)
                 if text is None:

@@ -111,7 +111,7 @@ class _Reader:
         """Return the number of elements in the next block."""
         count = self.varint()
         if count < 0:
-            self.varint()  # the block's bytes
+            self.varint()  # skip the block's size in bytes
         return abs(count)
 
     def some(self, size: int) -> bytes:

@@ -75,7 +75,7 @@ class KeysGivenTwice:
         """
         count = text.count
         for name, key in self._keys:
-            # A name's last quotation mark ends a string; if its first one is escaped, it is inside a longer key.
+            # `key` ends a string. If its first quotation mark is escaped, it is only the end of a longer key.
             if count(key) > 1 and (b"\\" not in text or count(key) - count(b"\\" + key) > 1):
                 return name
         return None

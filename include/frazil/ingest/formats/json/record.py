@@ -356,7 +356,7 @@ class _Parser:
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
     """Return a field's type for the parser. `Raw` accepts null anyway, and cannot be declared optional."""
     kind = _bare_type(field, units, raw_floats)
-    return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - a type made here
+    return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 
 
 def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:  # noqa: PLR0911 - a table

@@ -186,7 +186,7 @@ def as_sent(text: bytes) -> str:
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
     """Return a function that converts numbers to decimals without rounding. It raises Wrong if one does not fit."""
     usual = None
-    if precision > scale > 0:  # the usual spelling of numbers
+    if precision > scale > 0:  # matches most numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
 
     def converted(raw: msgspec.Raw) -> Decimal:

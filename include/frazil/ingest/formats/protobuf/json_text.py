@@ -167,7 +167,7 @@ def _json(at: _At) -> str:
     if isinstance(value, Message):
         found = MessageToDict(value, preserving_proto_field_name=True)
     elif at.value is not None:
-        return json.dumps(value, ensure_ascii=False)  # a text
+        return json.dumps(value, ensure_ascii=False)  # a string
     else:
         one: Any = type(at.message)()
         if at.field.is_repeated:

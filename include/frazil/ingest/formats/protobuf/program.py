@@ -281,7 +281,7 @@ class Program:
         return row
 
     def _enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        symbols = {one.number: one.name for one in reversed(written.values)}  # the first of several aliases
+        symbols = {one.number: one.name for one in reversed(written.values)}  # of equal numbers, the first
         if isinstance(target.kind, iceberg.StringType):
             row = self._row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
