@@ -297,7 +297,7 @@ _ANY_BROKER = "localhost:9092"
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Map each error class to the number of sampled records that would become its dead letters, tombstones included.
+    """Count the sampled records that would become dead letters, per error class. Tombstones are included.
 
     Raises RegistryUnavailable.
     """

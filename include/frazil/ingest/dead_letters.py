@@ -41,7 +41,7 @@ COLUMNS = (
 Seal = Callable[[bytes | None, str], bytes | None]
 """Function that takes a part of a record and its coordinates, and returns what the dead letter stores.
 
-Returns None if the part is omitted.
+Returns None if the part is null.
 """
 
 

@@ -30,7 +30,7 @@ def revealed(rows: pa.Table) -> pa.Table:
 
 
 def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array. Unlike Arrow's `cast`, accept nulls in required fields: `revealed` tells which are wrong."""
+    """Cast an array. Unlike Arrow's `cast`, accepts nulls in required fields; `revealed` raises for wrong ones."""
     if not _has_required(kind):
         return array.cast(kind)
     if array.offset:
@@ -50,7 +50,10 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def lacking(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Return, by place, the error text of each value in which a required field is null although its value is there."""
+    """Map the index of each value with a wrong null in a required field to an error text.
+
+    A null is right if a value that encloses the field is null.
+    """
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found

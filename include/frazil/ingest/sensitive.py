@@ -105,10 +105,10 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the paths, in lower case, of fields that go to no `rest` column."""
+    """Return the lower-case paths of fields that must not go to a `rest` column."""
     hidden = hidden_paths(context, schema)
     if not context.as_in_kafka:
-        hidden += [(name,) for name in COORDINATE_NAMES]  # a line of a file has the coordinates as fields
+        hidden += [(name,) for name in COORDINATE_NAMES]  # lines of a file have coordinates as fields
     return hidden
 
 

@@ -204,7 +204,7 @@ class TransformedDecoder:
                 unfit = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
                 for row in np.flatnonzero(unfit.to_numpy()).tolist():
                     wrong.setdefault(row, (FAILED, f"{field.name}: the value does not have {length} bytes"))
-                values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # is filtered out below
+                values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # to be filtered out
             array = cast_unchecked(values.combine_chunks(), field.type)
             for row, text in lacking(array, field).items():
                 wrong.setdefault(row, ("MissingRequired", text))

@@ -19,7 +19,7 @@ from frazil.offsets.spans import TopicPartition
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
-    # Otherwise an open transaction would delay the end-of-partition event.
+    # The end of an open transaction also counts as an end.
     "isolation.level": "read_uncommitted",
     "enable.partition.eof": True,
     "fetch.message.max.bytes": 1024,
