@@ -1,4 +1,4 @@
-"""Recognises Debezium events in a sample, and describes the columns of the table that an upsert stream would write."""
+"""Recognises Debezium events in a sample, and proposes the columns and the key for an upsert stream of these events."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from frazil.spec.upsert import UNKEYED
 ENVELOPE = frozenset({"before", "after", "source", "op"})
 _OPS = frozenset("crudtm")
 _LOGS = ({"lsn"}, {"file", "pos"})
-"""Fields of `source` with the log position in PostgreSQL and in MySQL. The position gives the order of the events."""
+"""Fields of `source` that hold the log position: PostgreSQL's and MySQL's. Events are ordered by the log position."""
 _PLACEHOLDER = Envelope().unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The columns and key of the source database's table, as described by its change events."""
+    """The columns and key of the source database's table, derived from its change events."""
 
     columns: tuple[Column, ...]
-    """The columns of the key, which are required, of the other fields of `after`, and of the envelope's metadata."""
+    """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
     key: tuple[str, ...]
     is_guess: bool
-    """Whether the key is guessed, because the records have no usable key."""
+    """Whether `key` is a guess, because the record keys cannot be used."""
     metadata: Mapping[str, str]
-    """Columns that the envelope fills, each with the name of the envelope's field."""
+    """Map each column that the envelope fills to the envelope's field."""
     order_by: str | None
     event_time: str | None
 
 
 def captured(sample: Sample, encoding: Encoding) -> Captured | None:
-    """Return the columns if most records are Debezium events in JSON.
+    """Return the columns and the key if most records are Debezium events in JSON.
 
-    Returns None for other records, and if no column can be a key.
+    Returns None if they are not, or if no column can be a key.
     """
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
@@ -83,7 +83,7 @@ def _with_metadata(
 
 
 def unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an event without the schema that Kafka Connect may send with it."""
+    """Return the payload if Kafka Connect wrapped the event in `{schema, payload}`; otherwise return `value`."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
 
@@ -96,7 +96,7 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """Return the field names that most record keys have, if each field can be part of a table's key."""
+    """Return the most frequent field names of record keys; empty if one of them is not in `able`, the possible keys."""
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
     limit = names.most_common(1)[0][0] if names else ()
     return limit if set(limit) <= set(able) else ()

@@ -13,17 +13,17 @@ from frazil.infer.observed import MAX_DISTINCT, Observed
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 
 REQUIRED_FROM = 100
-"""Minimum number of sampled records, all with a value, from which a column is proposed as required."""
+"""Minimum number of sampled records. If all of them have a value, the column is proposed as required."""
 INT_BELOW = 2**30
-"""Numbers of this size or larger are proposed as `long`. An `int` column can become a `long` later."""
+"""Columns with numbers of this magnitude or larger are proposed as `long`. An `int` column can become `long` later."""
 MAP_FROM = 20
-"""Minimum number of distinct names from which an object is proposed as a map, if each record has only a few of them."""
+"""Minimum number of distinct field names of an object that is proposed as a map. Each record must have few of them."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum number of characters that are shown of an odd text, which does not fit the type of the other texts."""
+"""Maximum number of characters shown of an odd text: a text that does not fit the type of the other texts."""
 MAX_REMARKS = 3
 """Maximum number of remarks listed for one column."""
 NEAR_S = 400 * 86_400.0
-"""A number counts as a time, whatever its field's name, if it is within this many seconds of Kafka's timestamps."""
+"""A number this close (s) to Kafka's timestamps counts as a time, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
@@ -35,7 +35,7 @@ _TIME_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A proposed column, or a field that cannot be a column. Such a field has no type."""
+    """A proposed column, or a field that cannot be a column; the type of such a field is None."""
 
     name: str
     type: str | None
@@ -43,14 +43,14 @@ class Column:
     unit: str | None = None
     remark: str = ""
     distinct: int | None = None
-    """Number of distinct values in the sample; None if there are too many, or if the number is irrelevant."""
+    """Number of distinct values in the sample; None if it is too large, unknown or irrelevant."""
     is_time: bool = False
     near_s: float = float("inf")
-    """Median distance (s) of the column's times from Kafka's timestamps."""
+    """Distance (s) of the middle of the column's times from the median of Kafka's timestamps; infinite if unknown."""
 
 
 def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
-    """Return the columns of a sample of records, in the order in which they first appeared."""
+    """Propose a column for each field of the sampled records, in the order in which the fields first appeared."""
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[Column] = []
@@ -65,13 +65,13 @@ def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column
 
 
 def event_times(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns that may be the event time, the likeliest first."""
+    """Return the columns that may be the event time, most likely first."""
     times = [column for column in columns if column.is_time]
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.near_s))
 
 
 def column_problem(name: str, before: Mapping[str, str]) -> str:
-    """Return why a field cannot be a column; empty if it can. `before` has the earlier columns by lower-case name."""
+    """Return why a field cannot be a column; empty if it can. `before` maps lower-case names to earlier columns."""
     if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
         return "no column can have this name"
     if name.lower() in RESERVED:
@@ -110,7 +110,7 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
 
 
 def _guessed(observed: Observed, path: str) -> Iterator[str]:
-    """Yield remarks on doubtful types: some values have another type, or no value shows the type."""
+    """Yield remarks on types that are guesses: some values have another type, or no value shows the type."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
@@ -129,16 +129,17 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
     elif observed.kind == "object":
         if not observed.fields:
             yield f"{where}only empty objects were seen"
-        is_struct = _object_type(observed).startswith("struct")  # the names of a map are data
+        is_struct = _object_type(observed).startswith("struct")  # a map's keys are data, so their types are not listed
         for name, field in observed.fields.items() if is_struct else ():
             if not column_problem(name, {}):
                 yield from _guessed(field, f"{path}.{name}" if path else name)
 
 
 def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
-    """Return the unit if a number is a time since 1970, in this century.
+    """Return the unit of a field whose numbers are times since 1970; None if they are not times.
 
-    The field's name must suggest a time, or the time must be close to Kafka's timestamps.
+    All times must be in this century. The field's name must suggest a time, or the times must be close to Kafka's
+    timestamps.
     """
     if observed.kind != "int":
         return None
@@ -186,7 +187,7 @@ def _text_type(observed: Observed) -> str:
 
 
 def _object_type(observed: Observed) -> str:
-    types = {name: _type(field) for name, field in observed.fields.items()}  # once: what is nested is deep
+    types = {name: _type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
     inner = [name for name in types if not column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])

@@ -1,4 +1,4 @@
-"""Finds the encoding of a sample's records, and decodes their fields."""
+"""Finds the format of a sample's records, and decodes the records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.infer.sample import Sample
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
 
 MIN_SHARE = 0.5
-"""Minimum share of the records that a format must fit."""
+"""Minimum share of the records that must fit a format."""
 _DELIMITERS = ",;\t|"
 
 
@@ -28,7 +28,7 @@ class Encoding:
 
 
 def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
-    """Return the format of most values in the sample. `written` is what a registry has about the values.
+    """Return the format that most values in the sample fit. `written` has the values' schemas from a registry.
 
     Raises SpecError if no record has a value, or if the format can only be found with a registry that was not given.
     """
@@ -101,9 +101,7 @@ def _text(value: bytes) -> str | None:
 
 
 def _lines(texts: Sequence[str]) -> Encoding | None:
-    """Parse the texts as delimited lines with two or more fields; None if most texts do not have the same number of
-    fields.
-    """
+    """Parse the texts as delimited lines. None unless most texts have the same number of fields, two or more."""
     for delimiter in _DELIMITERS:
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
@@ -118,7 +116,7 @@ def _lines(texts: Sequence[str]) -> Encoding | None:
 
 
 def _scalar(field: str) -> object:
-    """Convert a field to a JSON value, which has a type."""
+    """Convert a field to None, a boolean, an integer or a float if its text looks like one."""
     if not field:
         return None
     if field.lower() in {"true", "false"}:

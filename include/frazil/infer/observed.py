@@ -13,7 +13,7 @@ from frazil.timetext import parse_moment
 
 MAX_DISTINCT = 5_000
 TEXTS_FOR_AN_ODD_ONE = 500
-"""One odd text is tolerated per this many texts: it does not change the type that all other texts fit."""
+"""One odd text is ignored per this many texts: the column still gets the type that all other texts fit."""
 MAX_DEPTH = 32
 """Values nested deeper than this are ignored."""
 
@@ -30,15 +30,15 @@ _PATTERNS = {
 
 @dataclass(slots=True)
 class Observed:
-    """Statistics about all values of one field; `kinds` counts the values by kind."""
+    """Statistics about all values of one field. `kinds` counts values by JSON type: `int`, `text`, `object` etc."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     lowest: int = 0
     highest: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
-    """Number of texts that fit each type to which a text could be converted."""
+    """Number of texts that could be converted to each type."""
     odd: dict[str, str] = field(default_factory=dict)
-    """The first text that does not fit, for each type in `shapes`."""
+    """Map each type to the first text that does not fit it."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
     """The earliest and the latest time among the texts."""
@@ -54,7 +54,7 @@ class Observed:
 
     @property
     def kind(self) -> str | None:
-        """The kind of most values; None if the field has no values."""
+        """The most frequent kind of the values; None if all values are null."""
         found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
         if found["int"] and found["float"]:
             found["float"] += found.pop("int")
@@ -68,7 +68,7 @@ class Observed:
 
     @property
     def shape(self) -> str | None:
-        """The type that all texts fit, except for a few odd texts; None if there is no such type."""
+        """The type that all texts fit, except for a few odd texts; None if no such type exists."""
         lowest = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
@@ -122,7 +122,7 @@ class Observed:
 
 
 def observe(records: Iterable[dict[str, Any]]) -> Observed:
-    """Collect the statistics of all records, as those of one object."""
+    """Return the combined statistics of the fields of all records."""
     whole = Observed()
     for record in records:
         whole.add(record)

@@ -30,10 +30,10 @@ from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
-"""Parquet bytes per day from which hourly partitions get files of a good size."""
+"""Parquet bytes per day from which hourly partitions are proposed, because their files are large enough."""
 MONTH_BELOW_BYTES = 2**20
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Maximum number of distinct values of a column that is proposed for sorting."""
+"""A column with more distinct values than this is not proposed for sorting."""
 COMMITS_A_DAY = 1440
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIME = "kafka_timestamp"
@@ -53,7 +53,7 @@ class Named:
 
 
 def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
-    """Return the declaration as YAML that `frazil validate` accepts. `written` is what a registry has about the topic.
+    """Return the declaration as YAML that `frazil validate` accepts. `written` has the topic's schemas from a registry.
 
     Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
     """
@@ -78,7 +78,7 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
 
 
 def _without_wrapping(encoding: Encoding) -> Encoding:
-    """Return the records that Kafka Connect sends in `payload`, next to their schema."""
+    """If most records are wrapped in Kafka Connect's `{schema, payload}`, return the payloads as the records."""
     if not isinstance(encoding.format, JsonFormat):
         return encoding
     inside = [payload for record in encoding.records if (payload := unwrapped(record)) is not record]
@@ -140,8 +140,9 @@ def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> 
 
 
 def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
-    """Complete the columns of an Avro schema from sampled values: which numbers are times, and how many values are
-    distinct.
+    """Complete the columns of an Avro schema from sampled values.
+
+    The values show which numbers are times, and how many distinct values a column has.
     """
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
@@ -234,7 +235,7 @@ def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_in_envelop
 
 def _column_line(column: Column) -> str:
     name = _as_yaml(column.name)
-    if column.type is None:  # its name may have what YAML does not allow even in a comment
+    if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
     declared = f"{column.type}{' not null' if column.required else ''}"
     if column.unit:
@@ -284,7 +285,7 @@ def _as_yaml(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text for both YAML and JSON. Surrogate pairs are not escaped, because YAML does not join their halves."""
+    """Quote a text for both YAML and JSON. Characters are not escaped: YAML does not join escaped surrogate pairs."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -296,7 +297,7 @@ _ANY_BROKER = "localhost:9092"
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Count the sample's records that would become dead letters, by error class. Tombstones are included.
+    """Count the sampled records that would become dead letters, per error class. Tombstones are included.
 
     Raises RegistryUnavailable.
     """

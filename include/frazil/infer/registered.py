@@ -1,4 +1,4 @@
-"""Derives columns from the schemas that a registry has for a topic's records."""
+"""Derives columns from the schemas of a topic in a schema registry."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from frazil.spec.formats import Registry
 
 FRAME_BYTES = 5
 MAX_IDS = 50
-"""Maximum number of schema ids requested for a sample, the most frequent first. Records without a schema id would
-otherwise look like many ids.
+"""Maximum number of schema ids requested for a sample; the most frequent are requested first.
+
+The limit matters for records without a schema id, whose first bytes look like many different ids.
 """
 _MAX_PARTS = 10_000
-"""Maximum number of parts read from a JSON Schema. A schema that refers to its own parts repeatedly can have
-exponentially many.
-"""
+"""Maximum number of parts read from a JSON Schema. Repeated references can multiply the parts exponentially."""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a registry has about a topic's values."""
+    """The schemas of a topic's values in a registry."""
 
     registry: Registry
     schemas: tuple[SchemaText, ...]
@@ -52,8 +51,8 @@ class Registered:
 def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
     """Fetch the newest version of `<topic>-value`, and the schemas whose ids are in the sample.
 
-    Returns None if the registry has no such schema. Raises RegistryUnavailable, and SpecError if the schemas are of
-    several types.
+    Returns None if the registry has none of them. Raises RegistryUnavailable, and SpecError if the schemas have
+    different types.
     """
     values = [record.value for record in sample.records if record.value]
     framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
@@ -79,14 +78,14 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
 
 
 def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
-    """Return columns for the fields of all these schemas. Raises SpecError if a schema is not an Avro record."""
+    """Return a column for each field of these schemas. Raises SpecError if a schema is not an Avro record."""
     return _columns([_avro_fields(schema) for schema in schemas])
 
 
 def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
-    """Return columns for the properties of JSON Schemas, and for fields that only the sample has.
+    """Return a column for each property of the JSON Schemas, and for each field that only the sample has.
 
-    The sample decides what a JSON Schema leaves open: whether a number or a text is a time, and the unit of a number.
+    A JSON Schema does not tell whether a number or a string is a time, nor the unit of a number. The sample does.
     """
     by_name = {column.name: column for column in sampled}
     written = _columns([_json_fields(schema) for schema in schemas])
@@ -159,8 +158,9 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
 
 
 def _text(found_type: FoundType) -> str | None:
-    """Return the type as written in a declaration; None if no column type fits. Struct fields without a type are
-    omitted.
+    """Return the type as a declaration writes it; None if no column type fits.
+
+    Struct fields that no column type fits are omitted.
     """
     match found_type:
         case None:
@@ -229,9 +229,7 @@ class _JsonSchema:
         return found
 
     def _type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
-        """Return a value's type, and whether the value may be null. The type is MIXED if the value can contain
-        itself.
-        """
+        """Return a value's type, and whether the value may be null. The type is MIXED for recursive types."""
         node, document = self._resolved(node, document)
         self._read += 1
         if depth > DEEPEST or self._read > _MAX_PARTS or id(node) in self._inside:
@@ -276,9 +274,7 @@ class _JsonSchema:
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolved(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
-        """Follow a node's references. Returns the target and its document; the target is empty if it cannot be
-        found.
-        """
+        """Resolve a node's `$ref`. Returns the target and its document; the target is empty if it is not found."""
         for _ in range(DEEPEST):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break

@@ -1,5 +1,6 @@
-"""Code that runs on executors: reads offset ranges of Kafka into Arrow, and writes Parquet files, which are not yet
-part of a table.
+"""Code that runs on executors: reads offset ranges of Kafka into Arrow tables, and writes them to staged Parquet files.
+
+The driver adds the files to a table later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads record fields into renamed columns: a user renamed the column, and records still use the old field name."""
+"""Fills renamed columns from the old field names that records still use (aliases)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ FIRST_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
 Make = Callable[[Schema, Mapping[int, str]], Decoder]
-"""Makes a decoder for a schema. The mapping gives the time unit of a column by field id."""
+"""Makes a decoder for a schema. The mapping goes from a column's field id to its time unit."""
 
 
 def aliased(make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, int]) -> Decoder:
-    """Return a decoder that also fills columns from alias fields. `aliases` maps a record field's name to a field
-    id.
+    """Return a decoder that also fills columns from alias fields.
+
+    `aliases` maps the name of a record's field to the field id of the column that it fills.
     """
     wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
     return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
 
 
 class AliasedDecoder:
-    """Decodes alias fields as extra columns, then merges them into their columns.
+    """Decodes alias fields as extra columns, then merges these into the columns that they fill.
 
     If a record has both a field with the column's own name and an alias, the field with the column's name wins.
     """
@@ -77,9 +78,9 @@ class AliasedDecoder:
         )
 
     def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
-        """Update the lists of unchanged columns (`_frazil_kept`) after merging the aliases.
+        """Update the lists of columns that a change omits (`_frazil_kept`) after the aliases are merged.
 
-        A column counts as unchanged only if the event also omits the column's aliases, and the merged value is null.
+        The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
         """
         at = decoded.schema.get_field_index(KEPT)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:

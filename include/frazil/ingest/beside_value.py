@@ -18,7 +18,7 @@ from frazil.ingest.headers import header_column
 
 
 def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
-    """Return the columns that are filled from record values, not from keys or headers."""
+    """Return the schema without the columns that are filled from record keys and headers."""
     return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
 
 
@@ -26,16 +26,12 @@ class BesideValue:
     """Adds the columns that are filled from record keys and headers to the decoded rows."""
 
     def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills. `beside` maps a column to a header's name; None stands for the
-        key.
-        """
+        """`schema` has all columns that a record fills. `beside` maps a column to a header's name; None is the key."""
         self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Return the rows with the key and header columns. Records whose key or header does not fit its column are
-        rejected.
-        """
+        """Add the key and header columns to the rows. Rejects records whose key or header does not fit its column."""
         if not self._fields:
             return decoded
         columns: dict[str, BinaryColumn] = {}

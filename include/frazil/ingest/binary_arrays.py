@@ -16,7 +16,7 @@ from frazil.ingest.formats.json.scan import utf8_length
 Kind = TypeVar("Kind", bound=np.generic)
 
 _BEYOND_ASCII = np.int64(-0x7F7F7F7F7F7F7F80)
-"""A word with the highest bit of each of its eight bytes set. ASCII bytes do not have that bit."""
+"""Eight bytes as one integer, each with only its highest bit set. ASCII bytes do not have that bit."""
 
 
 @compiled
@@ -27,7 +27,7 @@ def gather(
     offsets: NDArray[np.int64],
     to: NDArray[np.uint8],
 ) -> None:
-    """Copy each value into `to`, at the value's offset."""
+    """Copy value i from `data` to `to`, starting at `offsets[i]`."""
     for i in range(len(starts)):
         if lengths[i] > 0:
             memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
@@ -37,8 +37,9 @@ def gather(
 def find_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Store, for each value, the position of its first byte that is not valid UTF-8, or -1. Each value is followed by a
-    newline.
+    """Write the position of each value's first invalid UTF-8 byte to `found`, or -1 if the value is valid.
+
+    A newline must follow each value.
     """
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
@@ -58,7 +59,7 @@ def find_invalid_utf8(
 
 
 def invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
-    """Return, for each value, the position of its first byte that is not valid UTF-8; -1 for a valid value."""
+    """Return the position of the first invalid UTF-8 byte in each value; -1 for a valid value."""
     found = np.empty(len(values), np.int64)
     find_invalid_utf8(*fixed(values), found)
     return found
@@ -77,9 +78,9 @@ def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Return error class and text for each value that does not fit the `string` or `binary` column.
+    """Map the index of each value that does not fit the `string` or `binary` column to an error class and text.
 
-    `what` names the part of the record in the text, such as "key".
+    `what` is the part of the record that the text names, such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
@@ -94,7 +95,7 @@ def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int
 
 
 def fixed(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return data, starts and lengths as contiguous, read-only arrays, the types for which the loops are compiled."""
+    """Return data, starts and lengths as contiguous, read-only arrays. The loops are compiled for these types only."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 
 

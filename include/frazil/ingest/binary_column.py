@@ -1,4 +1,4 @@
-"""Many byte strings in one buffer: stores record values and keys without a Python object for each."""
+"""Stores many byte strings, such as record values, in one buffer without a Python object for each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _NEWLINE = b"\n"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn(Sequence[bytes | None]):
-    """A sequence of `bytes` or None. Value i is `data[starts[i] : starts[i] + lengths[i]]`, or None if its length is
-    `NULL`.
+    """A sequence of `bytes` or None. Value i is `data[starts[i] :][: lengths[i]]`; None if its length is `NULL`.
 
-    A newline follows each value, even a null or empty one, so a loop over the bytes finds the end without the length. A
-    slice shares the buffer.
+    A newline follows each value, even a null or empty one. A loop over the bytes can thus find the end of a value
+    without its length. A slice shares the buffer.
     """
 
     data: NDArray[np.uint8]

@@ -26,13 +26,13 @@ class Beyond(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """Return the error text. `sent` is the value as the record has it, or None if unknown."""
+        """Return the error text. `sent` is the value as text in the record; None if unknown."""
         name = ".".join(self.path)
         return said(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """Return, by row, the first date or timestamp (also inside nested values) outside the years 1 to 9999 in UTC."""
+    """Map each row with dates or timestamps outside the years 1 to 9999 (UTC), even nested ones, to the first."""
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -59,8 +59,9 @@ def _limits(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _beyond(array: pa.Array) -> bool:
-    """Return whether any value, even a hidden one, may be outside the range. This cheap check suffices for most
-    chunks.
+    """Return whether any value may be outside the range. The values behind nulls are checked, too.
+
+    This check is cheap. If it returns False, as for most chunks, no closer check is needed.
     """
     if limits := _limits(array.type):
         ends = pc.min_max(_numbers(array)).as_py()
@@ -103,9 +104,7 @@ def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
 
 
 def _enclosing(array: pa.Array) -> NDArray[np.int64]:
-    """Return, for each value of a list's or map's child array, the index of the list or map that contains it; -1 if
-    none does.
-    """
+    """Map each value of the child array to the index of the list or map that contains it; -1 if none does."""
     found = np.full(len(_parts(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

@@ -1,4 +1,4 @@
-"""Reads which change each record of an upsert stream makes, and stores it in extra columns of change files."""
+"""Finds out whether a record of an upsert stream updates or deletes a row, and adds this to the rows as columns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection
 CHANGE = "_frazil_change"
 """Column with the kind of change, an int: `UPSERT` or `DELETE`."""
 KEPT = "_frazil_kept"
-"""Column with the field ids (list of int) of columns that the change omits: an updated row keeps its values there.
+"""Column with the field ids (list of int) of the columns that the change omits; null or empty for most changes.
 
-Null or empty for most changes. If the change inserts a row, the row has null in these columns.
+An updated row keeps its values in these columns. An inserted row has null there.
 """
 UPSERT, DELETE = 0, 1
 CHANGE_COLUMNS = frozenset({CHANGE, KEPT})
@@ -41,7 +41,7 @@ _COORDINATES = (
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
     """Return the columns of a change file: the table's columns, the record's coordinates, and `CHANGE_COLUMNS`.
 
-    Of the table's columns, only the key's columns are required.
+    Only the key's columns stay required.
     """
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
@@ -80,8 +80,8 @@ class ChangeReader:
         return Decoded(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Return the rows with the kind of their change. Upserts without a required value are rejected."""
-        enveloped = CHANGE in decoded.rows.column_names  # by the envelope
+        """Add the columns in `CHANGE_COLUMNS` to the rows. Upserts without a required value are rejected."""
+        enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = self._enveloped_deletes(decoded.rows) if enveloped else self._of_deletes(decoded.rows)
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
@@ -118,19 +118,19 @@ class ChangeReader:
 
 
 def as_dead_letters(decoded: Decoded, records: int) -> Decoded:
-    """Reject records that change nothing. A replayed record must become a row or stay a dead letter."""
+    """Reject the replayed records that change no row: they must stay dead letters."""
     return rejecting(decoded, np.flatnonzero(decoded.neither(records)))
 
 
 def rejecting(decoded: Decoded, unchanging: NDArray[np.int64]) -> Decoded:
-    """Reject these records as `as_dead_letters` does."""
+    """Reject the records at these indexes, because they change no row."""
     text = "the record changes no row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
 
 
 def with_others(rows: pa.Table, decoded: pa.Table) -> pa.Table:
-    """Add the decoder's extra columns, which describe the change, to the rows."""
+    """Add the decoder's `CHANGE_COLUMNS`, if it has any, to the rows."""
     for name in CHANGE_COLUMNS & set(decoded.column_names):
         rows = rows.append_column(name, decoded.column(name))
     return rows

@@ -15,7 +15,7 @@ from frazil.ingest.binary_column import BinaryColumn
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Columns of equal length, with the records of several ranges. Each range's records are in offset order."""
+    """Records of several offset ranges, as columns of equal length. The records of each range are in offset order."""
 
     values: BinaryColumn
     keys: BinaryColumn
@@ -27,7 +27,7 @@ class Chunk:
     headers: BinaryColumn | None = field(default=None, kw_only=True)
     """Headers, packed by `frazil.ingest.headers`. A record without headers has null; None if no record has headers."""
     target: str = field(default="main", kw_only=True)
-    """The table with whose columns the records are decoded."""
+    """The table whose schema is used to decode the records."""
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
@@ -58,7 +58,7 @@ class Chunk:
         return dataclasses.replace(self, **parts)
 
     def part(self, places: NDArray[np.int64], target: str) -> Chunk:
-        """Return the records at these places, to be decoded with the columns of `target`."""
+        """Return the records at these positions, to be decoded with the schema of `target`."""
         return Chunk(
             self.values.take(places),
             self.keys.take(places),

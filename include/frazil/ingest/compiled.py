@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 KEPT_WITH_PYTHON = Path("share", "frazil", "compiled")
-"""Folder below Python's prefix where container images, and the archives of `frazil package`, keep compiled code."""
+"""Folder below Python's prefix in which container images and archives of `frazil package` store compiled code."""
 OLD_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose functions and constants are in compiled code; `frazil.kafka` defines the layout of a message."""
@@ -72,12 +72,12 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
     the reference counts of arrays, which can cost more than the function's work.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
-    dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
+    dispatcher._cache = _Cache(function)  # like `cache=True`, but with a cache that cannot fail
     return dispatcher  # type: ignore[no-any-return]
 
 
 def compiler_notices() -> tuple[str, ...]:
-    """Return operator notices about compilation in this process; empty if all code came from the cache."""
+    """Return the notices to operators about compilation in this process; empty if all code came from the cache."""
     return () if _notice is None else (_notice,)
 
 
@@ -102,7 +102,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return self._opened().load_overload(sig, target_context)
-        except Exception:  # a damaged file is written again
+        except Exception:  # a damaged cache file is replaced
             with suppress(Exception):
                 self._opened().flush()
             return None
@@ -180,17 +180,17 @@ def code_folder() -> Path | None:
 
 
 def _kept_with_python() -> Path | None:
-    """Return the folder below Python's prefix if it exists and matches the digest of these sources."""
+    """Return the folder below Python's prefix for these sources' digest; None if it does not exist."""
     base = Path(sys.prefix) / KEPT_WITH_PYTHON
     folder = base / _DIGEST
     if base.is_dir():
-        with suppress(OSError):  # of an image that is read only
+        with suppress(OSError):  # the image may be read-only
             folder.mkdir(exist_ok=True)
     return folder if folder.is_dir() else None
 
 
 def _remove_old(base: Path) -> None:
-    """Remove the code of other versions if nothing was added to it for `OLD_S` seconds."""
+    """Remove the folders to which no code was added for `OLD_S` seconds. They belong to other versions."""
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
             if time.time() - folder.stat().st_mtime > OLD_S:
@@ -198,7 +198,7 @@ def _remove_old(base: Path) -> None:
 
 
 def _check_own(folder: Path) -> None:
-    """Raise PermissionError if other users can write to the folder, because code is loaded from it."""
+    """Raise PermissionError if other users can write to the folder: code is loaded from it."""
     status = folder.stat()
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH or by_group:
@@ -236,14 +236,14 @@ _DIGEST = _digest()
 
 @contextmanager
 def _save_lock(folder: Path) -> Iterator[None]:
-    """Hold a lock while code is saved. Numba numbers its files, and two processes would choose the same number."""
+    """Hold a lock while code is saved. Numba numbers its files, and two processes could choose the same number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _cannot_be_kept(reason: object) -> None:
-    global _notice, _warned  # noqa: PLW0603 - once a process
+    global _notice, _warned  # noqa: PLW0603 - set once per process
     _notice = (
         "compiled code cannot be cached, and each Python process that reads records spends seconds of CPU to compile "
         f"it: {reason}. Set XDG_CACHE_HOME of writer and executors to a folder that their user can write to"
@@ -303,8 +303,9 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer) -> Any:
-    """Call `int f(void *, size_t, void **, void **, size_t *)`. Its three results are written as int64 to the address
-    `to`.
+    """Call the C function `int f(void *, size_t, void **, void **, size_t *)` at an address.
+
+    The function writes its three results as int64 to the address `to`.
     """
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
-"""A table of a batch: "main", "dead-letters", or the identifier (with a dot) of a table that rows are routed to."""
+"""A table that a batch writes: "main", "dead-letters", or the identifier (with a dot) of a routed table."""
 
 
 def is_routed(target: Target) -> bool:
@@ -66,18 +66,18 @@ DEAD_LETTERS_SUFFIX = ".letters"
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of records that a backfill reads instead of Kafka, as found when the folder was listed."""
+    """A file of records that a backfill reads instead of Kafka. Its size and time are from the folder's listing."""
 
     path: str
     bytes: int
     modified_ms: int
     ranges: tuple[OffsetRange, ...]
-    """The range of offsets in the file, from first to last record, for each topic-partition."""
+    """One range per topic-partition, from its first to its last record in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table to write files for, as its metadata was when the batch began.
+    """A table to write files for, with its metadata at the beginning of the batch.
 
     `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. `folder` is used by this batch only:
     `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
@@ -101,14 +101,15 @@ class Shuffle:
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """The writers of each partition, each with the end of its share of `[0, 1)`; the last end is 1. A partition that is
-    missing here gets one writer.
+    """Map a partition to its writers, each with the end of its share of `[0, 1)`; the last end is 1.
+
+    A partition that is not in the map gets one writer.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """How records change the table of an upsert stream. Columns are named as in the table."""
+    """Rules by which records change the table of an upsert stream. Columns have the table's names."""
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ class ChangeRules:
     tombstones: bool = False
     """Whether a record without a value (a tombstone) deletes the row with its key."""
     key_fields: tuple[str, ...] = ()
-    """Key columns that are filled from the fields of a tombstone's key; empty if the whole record key is the column."""
+    """Key columns that are filled from fields of a tombstone's key; empty if the whole record key fills one column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,38 +130,36 @@ class Destinations:
     name: str
     """The column or header whose value selects the table; empty if the topic selects it."""
     targets: Mapping[str, Target]
-    """Target by value. The context has the tables of these targets."""
+    """Map a value to its target. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table. Rows with unknown values do so, too, unless tables are
-    created.
-    """
+    """Whether rows without a value go to the main table. If `makes` is false, this is also true of unknown values."""
     makes: bool = False
-    """Whether tables may be created for unknown values. Tasks then report such values."""
+    """Whether tables may be created for unknown values. If so, tasks report these values."""
     allow: tuple[str, ...] = ()
     """Patterns of the values for which tables may be created."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Values for which no table is created, with the reasons."""
+    """Map each value for which no table is created to the reason."""
     full: str = ""
     """Why no more tables can be created; empty if more can."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransformedColumn:
-    """A column that a transform makes."""
+    """A column that a transform computes."""
 
     name: str
     expression: str
     declared: str
-    """The expression as declared. In `expression`, the rows of UNNEST are columns."""
+    """The expression as declared. In `expression`, columns replace the rows of UNNEST."""
     reads: tuple[str, ...]
     """The fields that the expression reads."""
     fails: str
-    """A condition that is true exactly for the records for which the expression fails."""
+    """An SQL condition that is true if, and only if, the expression fails for a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A checked SELECT that makes the table's columns from records; see `frazil.ingest.transform`."""
+    """A checked SELECT that computes the table's columns from records; see `frazil.ingest.transform`."""
 
     records_json: str
     """The fields of a record: an Iceberg schema in JSON."""
@@ -168,12 +167,12 @@ class Transform:
     """The name of the records in the expressions."""
     columns: tuple[TransformedColumn, ...]
     where: tuple[str, ...] = ()
-    """The conditions that a record must fulfil; other records are dropped."""
+    """Conditions that a record must meet; other records are dropped."""
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     """The lists whose elements become rows."""
     suspicions: tuple[str, ...] = ()
-    """Conditions of records for which a cast or a division may fail. They only save time."""
+    """Conditions that select the records for which a cast or division may fail. They only save time."""
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> Transform:
@@ -196,43 +195,42 @@ class StageContext:
     event_time_column: str
     coordinates: bool
     targets: Mapping[Target, TargetTable]
-    """The tables to write files for, by target."""
+    """Map a target to the table to write files for."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
-    """How records hold the values of columns, by full name; see `frazil.ingest.formats.json.types.Units`."""
+    """Map a column's full name to the unit of its values in records; see `frazil.ingest.formats.json.types.Units`."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
-    """Columns that are not filled from the record's value: the name of their header, or None for the key."""
+    """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
     max_future_us: int = 600_000_000
-    """Maximum lead (us) of an event time over its record's Kafka timestamp. A larger lead does not advance the
-    watermark.
-    """
+    """How far (us) an event time may be ahead of the record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
     """Length (us) of an event-time window; None if the stream has no windows, so rows are not counted by window."""
     existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that already are dead letters, as serialised `pyroaring.BitMap64`. They count as rejected and
-    are written to no table, even if they could be decoded now.
+    """Offsets of records that already are dead letters, as serialised `pyroaring.BitMap64`.
+
+    These records count as rejected and are written to no table, even if they could be decoded now.
     """
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offset per topic-partition before which rejected records do not count for the circuit breaker, because an
-    operator accepted them.
+    """Offset per topic-partition. An operator accepted the rejected records before it.
+
+    These records do not count for the circuit breaker.
     """
     event_times_us: tuple[int, int] | None = None
-    """Event-time range `[from, to)` of a backfill. Other rows are skipped, and so are rejected records, whose event
-    time is unknown.
+    """Event-time range `[from, to)` (us) of a backfill; None for all times.
+
+    Rows outside the range are skipped. Rejected records are skipped too, because their event time is unknown.
     """
     files: tuple[RecordFile, ...] = ()
     """Files that a backfill reads instead of Kafka; empty when Kafka is read."""
     aliases: Mapping[str, int] = field(default_factory=dict)
-    """Record fields that fill a column of another name, with that column's field id."""
+    """Map each record field that fills a column of another name to the column's field id."""
     evolution: Literal["off", "additive", "full"] = "off"
-    """The kinds of differences between records and columns that the tasks report, so that the driver can evolve the
-    table.
-    """
+    """The schema drift that tasks report, so that the driver can evolve the table: `additive` means new fields only."""
     sensitive: Mapping[str, Any] = field(default_factory=dict)
     """Declared sensitive fields; empty if there are none.
 
-    `fields`: by the column's full name in the table, `as` and `keep-last`. `dropped`: full names. `secret`: a
-    reference. `dead-letters`: omit, encrypt or keep.
+    `fields` maps a column's full name in the table to `as` and `keep-last`. `dropped` lists full names. `secret` is a
+    reference to the secret. `dead-letters` is omit, encrypt or keep.
     """
     changes: ChangeRules | None = None
     """Rules of an upsert stream, whose records insert, update or delete rows; None for other streams."""
@@ -241,18 +239,18 @@ class StageContext:
     destinations: Destinations | None = None
     """How rows are assigned to tables other than the main table; None if all rows go to the main table."""
     transform: Transform | None = None
-    """How the table's columns are made from a record's fields; None if the fields are the columns.
+    """How the table's columns are computed from a record's fields; None if the fields are the columns.
 
     With a transform, `units` and `beside_value` name fields of the record, not columns of the table.
     """
 
     def named(self) -> dict[str, Any]:
-        """Return all fields by name, in built-in types only, so that another version of this class can read them."""
+        """Return a dict of all fields. It has only built-in types, so that other versions of this class can read it."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> StageContext:
-        """Create a context from the result of `named`. Raises TypeError or KeyError for an unknown or missing name."""
+        """Create a context from the result of `named`. Raises TypeError or KeyError for an unknown or missing field."""
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
@@ -266,19 +264,17 @@ class StageContext:
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
-        """The format of the records to be read. Lines of a backfill's file are JSON, whatever format the topic has."""
+        """The format of the records to read. Lines of a backfill's files are JSON, whatever the topic's format is."""
         return self.format if self.as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
-        """`beside_value` for the records to be read; empty for a backfill's files, which have keys and headers as
-        columns.
-        """
+        """`beside_value` for the records to read; empty for a backfill's files, where keys and headers are columns."""
         return self.beside_value if self.as_in_kafka else {}
 
     @property
     def as_in_kafka(self) -> bool:
-        """Whether the records to be read are those of the topic, not lines and rows of a backfill's files."""
+        """Whether the records to read have the topic's format. Lines and rows of a backfill's files do not."""
         return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
 
     @property
@@ -321,7 +317,7 @@ class StagedFile:
     content: Content = "data"
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Data files omit `content`, as earlier versions of frazil did."""
+        """Convert to JSON. `content` is omitted for data files, as in earlier versions of frazil."""
         value = dataclasses.asdict(self)
         if self.content == "data":
             del value["content"]
@@ -329,7 +325,7 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """Restore a file from `to_json`, with the integer keys and tuples that JSON does not have.
+        """Restore a file from the result of `to_json`, including the integer keys and tuples that JSON does not have.
 
         Raises ValueError for an unknown content, so that the file is not committed as something else.
         """
@@ -345,8 +341,9 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """Result of one range. `records` of its records became rows; `rejected` are dead letters, including existing
-    ones.
+    """Result of one offset range. `records` counts the records that became rows.
+
+    `rejected` counts the records that are dead letters, including those that already were.
     """
 
     topic: str
@@ -360,10 +357,10 @@ class RangeProgress:
     future: int = 0
     """Number of rows whose event time is too far in the future. The rows are written nevertheless."""
     dropped: int = 0
-    """Number of records that the transform's WHERE drops, so that they are neither rows nor dead letters."""
+    """Number of records that the transform's WHERE dropped. They are neither rows nor dead letters."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. A range without dropped records omits `dropped`, as earlier versions of frazil did."""
+        """Convert to JSON. `dropped` is omitted if it is 0, as in earlier versions of frazil."""
         value = dataclasses.asdict(self)
         if not self.dropped:
             del value["dropped"]
@@ -387,7 +384,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Summary of the new dead letters of a task or batch, without those that an operator accepted."""
+    """Summary of a task's or batch's new dead letters. Excludes dead letters that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of dead letters by error class."""
@@ -416,15 +413,14 @@ class StageResult:
     """Notices for operators about how the task ran; see `NoticeGiven`."""
     rejects: Rejects = Rejects()
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
-    """New fields and types in each table's records that its columns do not have; empty unless tables may evolve."""
+    """Map a target to the new fields and types in its records; empty unless tables may evolve."""
     other_events: int = 0
-    """Number of events of a captured database that change no row, such as heartbeats. Records without a value are not
-    included.
+    """Number of change events that change no row, such as heartbeats. Records without a value are not counted.
 
-    Also counts deletes whose value has no table of the route.
+    Deletes are counted if the route has no table for their value.
     """
     values: tuple[str, ...] = ()
-    """Values for which a table may be created. Their rows were not written, so the batch is staged again."""
+    """Route values for which tables may be created. Their rows were not written, so the batch must be staged again."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """Return the table's columns that are filled from the record itself, not from its Kafka coordinates."""
+    """Return the schema without the columns that are filled from Kafka coordinates, or that describe a change."""
     if not coordinates:
         return schema
     added = {*NAMES, LINE, *CHANGE_COLUMNS}
@@ -33,9 +33,7 @@ class Coordinates:
     """Adds the coordinate columns to decoded rows, so that the rows have the table's schema."""
 
     def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
-        """`wanted`: whether the table has coordinate columns. `lines`: a record may become several rows, which are
-        numbered.
-        """
+        """`wanted`: whether the table has coordinate columns. `lines`: whether to number the rows of each record."""
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._wanted = wanted
         self._lines = lines
@@ -43,9 +41,7 @@ class Coordinates:
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
     def complete(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """Return `rows` with their coordinates, in the table's column order. Row i comes from record `kept[i]` of the
-        chunk.
-        """
+        """Add coordinates to `rows`, in the table's column order. Row i comes from record `kept[i]` of the chunk."""
         if not self._wanted:
             return rows
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
@@ -61,7 +57,7 @@ class Coordinates:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
-        """Return, by row, error texts for Kafka timestamps that the column `kafka_timestamp` cannot hold."""
+        """Map each row whose Kafka timestamp the column `kafka_timestamp` cannot hold to an error text."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[kept]

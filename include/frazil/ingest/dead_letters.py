@@ -39,26 +39,29 @@ COLUMNS = (
 
 
 Seal = Callable[[bytes | None, str], bytes | None]
-"""Function that returns what a dead letter keeps of a part of the record, given the part and its coordinates."""
+"""Function that takes a part of a record and its coordinates, and returns what the dead letter stores.
+
+Returns None if the part is null.
+"""
 
 
 class ExistingDeadLetters:
-    """Finds the records of a chunk that already are dead letters, by their coordinates.
+    """Finds the records of a chunk whose coordinates show that they already are dead letters.
 
     Such a record stays a dead letter, even if it could be decoded now.
     """
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
-        """`held`: for each topic-partition, the offsets of its dead letters, as a serialised `BitMap64`."""
+        """`held` maps a topic-partition to the offsets of its dead letters, a serialised `BitMap64`."""
         found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
     def offsets(self, index: int) -> BitMap64:
-        """Return the offsets of a range's existing dead letters. `index` is the range's index."""
+        """Return the offsets of the existing dead letters in the range with this index."""
         return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return the mask of the chunk's records that already are dead letters."""
+        """Return a mask of the chunk's records that already are dead letters."""
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -135,14 +138,12 @@ class DeadLetterTable:
 
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:
-    """Return an addition to the error text for a Kafka timestamp that its column cannot hold, so that it is not
-    lost.
-    """
+    """Return the Kafka timestamp as an addition to the error text if its column cannot hold it; otherwise empty."""
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {said('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _text(text: str) -> str:
-    """Replace unpaired surrogates, which an error may quote, but which a string column cannot hold."""
+    """Shorten the text, and escape unpaired surrogates, which a string column cannot hold."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

@@ -24,7 +24,7 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The result of decoding n records. Row i of `rows` comes from record `kept[i]`; other records are rejections.
+    """The result of decoding a chunk. Row i of `rows` comes from record `kept[i]`.
 
     If a record becomes several rows (JSON lines, envelopes), `kept` repeats its index, and its rows are in order.
     """
@@ -33,7 +33,7 @@ class Decoded:
     kept: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
-    """New fields and types that records have beyond the schema, if the decoder was asked to report them."""
+    """Fields and types of the records that the schema does not have, if the decoder reports them."""
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Records that a transform drops: they become neither rows nor rejections."""
 
@@ -43,8 +43,9 @@ class Decoded:
         return Decoded(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
     def neither(self, records: int) -> NDArray[np.bool_]:
-        """Return the mask of the chunk's records that are neither rows nor rejections nor dropped. `records` is the
-        chunk's length.
+        """Return a mask of the records that are neither rows nor rejections nor dropped.
+
+        `records` is the chunk's length.
         """
         found = np.ones(records, np.bool_)
         found[self.kept] = False
@@ -72,22 +73,21 @@ class EventDecoder(Protocol):
     """A decoder of a format that supports envelopes."""
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the field names of the object at `path` in a record. The record must be a row, and must have that
-        object.
+        """Return the field names of the object at `path` in a record, including fields whose value is null.
 
-        Fields whose value is null are included.
+        The record must have become a row, and must have an object at `path`.
         """
 
     def is_other_event(self, record: bytes) -> bool:
-        """Return whether a record is an event that changes no row, such as a heartbeat. The record must be a row."""
+        """Return whether an event changes no row, as a heartbeat does. The record must have become a row."""
 
 
 @runtime_checkable
 class RestDecoder(Protocol):
-    """A decoder that can fill a `rest` column with the fields that no other column takes."""
+    """A decoder that can fill a `rest` column with the fields that fill no other column."""
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Leave the fields at these paths, in lower case, out of the `rest` column. Call it before `report_drift`."""
+        """Omit the fields at these lower-case paths from the `rest` column. Call this before `report_drift`."""
 
 
 @runtime_checkable
@@ -95,14 +95,14 @@ class RenamingDecoder(Protocol):
     """A decoder that can fill one column from several fields."""
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        """Fill each column also from its aliases, in records where the field with the column's own name is null.
+        """Fill a column from its aliases if the field with the column's own name is null.
 
-        The `required` columns need a value under one of their names.
+        `aliases` maps an alias to its column. Each `required` column needs a value under one of its names.
         """
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:
-    """Join the results for several parts of one chunk. Their indexes must already refer to the whole chunk."""
+    """Join the results for several parts of one chunk. The indexes in the parts must refer to the whole chunk."""
     return Decoded(
         pa.concat_tables([part.rows for part in parts]),
         np.concatenate([part.kept for part in parts]),
@@ -113,8 +113,9 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
 
 
 def whole_records(decoded: Decoded) -> Decoded:
-    """Return the result with all or no rows of each record: a record with a rejection keeps only its first
-    rejection.
+    """Remove the rows of each record that has a rejection, so that a record has all of its rows or none.
+
+    Only the first rejection of a record is kept.
     """
     if not decoded.rejections:
         return decoded
@@ -125,7 +126,7 @@ def whole_records(decoded: Decoded) -> Decoded:
 
 
 def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Number each row within its record, starting at 0."""
+    """Number the rows of each record, starting at 0. Row i comes from record `kept[i]`."""
     order = np.argsort(kept, kind="stable")
     numbers = np.empty(len(kept), np.int32)
     numbers[order] = np.arange(len(kept)) - first_places(kept[order])
@@ -133,6 +134,6 @@ def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def first_places(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the start of the run of equal values around each position."""
+    """Map each position to the start of its run of equal values."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))

@@ -19,18 +19,18 @@ from frazil.ingest.headers import header_column
 from frazil.spec.route import refusal
 
 NO_TABLE = "NoTable"
-"""Error class of a record whose value selects no table."""
+"""Error class of a record whose route value has no table."""
 MAIN: Target = "main"
 MAX_REPORTED = 10_000
-"""Maximum number of values without a table that one task reports; a route may have far fewer tables."""
+"""Maximum number of values without a table that one task reports. A route may have far fewer tables than this."""
 MAX_KNOWN = 100_000
-"""Maximum number of values that a task remembers, because records may have unlimited values."""
+"""Maximum number of values whose destination a task caches. The number of distinct values is unlimited."""
 MAX_QUOTED = 100
 NOWHERE: Target = ""
-"""The target of records that become no row of a known table, so that their fields change no table."""
+"""The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""The destination of a value's rows: a table, a rejection (without an index), or None to wait for a new table."""
+"""The destination of a value's rows: a table, or a rejection without an index; None if a table may be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Divided:
 
 
 class Divider:
-    """Divides the rows of one task among tables. A row's table depends only on its record."""
+    """Divides the rows of one task among the route's tables. A row's table depends only on its record."""
 
     def __init__(
         self, destinations: Destinations, ranges: Sequence[OffsetRange], *, quote: Callable[[str], str] = repr
@@ -68,7 +68,7 @@ class Divider:
         self._ranges = ranges
         self._destinations: dict[str | bytes | None, _Destination] = {}
         self.values: set[str] = set()
-        """Values found so far that may get a table."""
+        """Values found so far for which a table may be created."""
 
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
         codes, values = self._coded(chunk, decoded)
@@ -82,7 +82,7 @@ class Divider:
         unwanted = wrong & _of_rows_before(decoded)
         wrong &= ~unwanted
         rejections, unchanged = list(decoded.rejections), decoded.kept[nothing]
-        if len(unchanged):  # a record of two rows may have changed another table
+        if len(unchanged):  # the other row of a record may change another table
             unchanged = np.setdiff1d(unchanged, decoded.kept[~nothing])
         for row in np.flatnonzero(wrong).tolist():
             found = destinations[codes[row]]
@@ -92,15 +92,15 @@ class Divider:
         rows, kept = decoded.rows, decoded.kept
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
-        # A target without rows: rejected and waiting values have no target, and no code refers to one.
+        # For rejected and waiting values, MAIN is only a placeholder: no row's code refers to it.
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
 
     def parts(self, chunk: Chunk, located: Decoded, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
-        """Yield the records of each target, to be decoded with its columns.
+        """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        `located` has rows with at least the column that selects the table. `alike` names the target whose columns
-        another target shares. Records without a row in `located` are decoded as the main table's.
+        `located` has rows with at least the column that selects the table. `alike` maps a target to another target with
+        the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
         """
         codes, values = self._coded(chunk, located)
         found = [outcome if isinstance(outcome, str) else NOWHERE for outcome in map(self._destination, values)]
@@ -109,13 +109,13 @@ class Divider:
         of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
         of_record = np.full(len(chunk), number[MAIN])
         deletes = _deletes(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
-        for rows in (deletes, ~deletes):  # of a record with both, the row that stays decides
+        for rows in (deletes, ~deletes):  # if a record has both, its upsert selects the table
             of_record[located.kept[rows]] = of_value[codes[rows]]
         for target in np.unique(of_record).tolist():
             yield chunk.part(np.flatnonzero(of_record == target), targets[target])
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
-        """Return the distinct values, and for each row the index of its value."""
+        """Return each row's index in the list of distinct values, and this list."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]
@@ -155,7 +155,7 @@ class Divider:
 
 
 def _of_rows_before(decoded: Decoded) -> NDArray[np.bool_]:
-    """Mask of deletes whose record has an upsert too: no table for them means that the row was in none."""
+    """Mask of deletes whose record also has an upsert. If they have no table, their row was in no table either."""
     again = line_numbers(decoded.kept) > 0
     if not again.any():
         return again
@@ -169,5 +169,5 @@ def _deletes(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 def _text(value: str | bytes | None) -> str:
-    """Decode a value as UTF-8; None becomes an empty text. Raises UnicodeDecodeError for invalid bytes."""
+    """Decode a value as UTF-8; None becomes an empty string. Raises UnicodeDecodeError for invalid bytes."""
     return value.decode() if isinstance(value, bytes) else value or ""

@@ -1,4 +1,4 @@
-"""Chooses how a Parquet file encodes each column, from the first rows of the file.
+"""Chooses the encoding of each column of a Parquet file from the file's first rows.
 
 Parquet has two generations of encodings. Every reader supports those of v1: dictionaries and plain values. Some readers
 do not support those of v2: delta (DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT). A table property therefore
@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SAMPLED_ROWS = 8_192
-"""Number of rows sampled. It also limits the sampled elements, keys and values of lists and maps."""
+"""Number of rows sampled. At most as many elements, keys or values of lists and maps are sampled."""
 BATCH_VALUES, BATCH_BYTES = 1_024, 2**20
-"""Maximum number and bytes of values that Parquet's writer encodes before it checks whether a page is full.
+"""Maximum number of values, and of their bytes, that Parquet's writer encodes before it checks whether a page is full.
 
-The writer's default of 1,024 values makes a page of 100 MB from values of 100 KB, and needs three times as much memory.
+With the writer's default of 1,024 values, values of 100 KB make a page of 100 MB, which needs three times that memory.
 """
 MINIBLOCK = 32
 """Number of values of DELTA_BINARY_PACKED that share a bit width. Four such miniblocks form a block with one
@@ -34,7 +34,7 @@ DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """Encodings by column path, as arguments for `pyarrow.parquet.ParquetWriter`."""
+    """Encodings of columns, as arguments for `pyarrow.parquet.ParquetWriter`. Columns are named by their path."""
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
@@ -52,7 +52,7 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
     widest = 1.0
     sample = rows.slice(0, SAMPLED_ROWS)
     for field, column in zip(sample.schema, sample.columns, strict=True):
-        # Texts are not copied into one piece: they may be large.
+        # Text chunks are not combined, because they may be large.
         leaves = [(field.name, column)] if _is_text(field.type) else _leaves(field.name, column.combine_chunks())
         for path, values in leaves:
             other = None
@@ -86,15 +86,16 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield from _leaves(f"{path}.key_value.{kind.key_field.name}", array.keys)
         yield from _leaves(f"{path}.key_value.{kind.item_field.name}", array.items)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        values = array.values[array.offsets[0].as_py() : array.offsets[-1].as_py()]  # Arrow cannot flatten all UUIDs
+        values = array.values[array.offsets[0].as_py() : array.offsets[-1].as_py()]  # Arrow cannot flatten some UUIDs
         yield from _leaves(f"{path}.list.{kind.value_field.name}", values)
     else:
         yield path, array
 
 
 def _instead_of_a_dictionary(array: pa.Array) -> str | None:
-    """Return the encoding that takes fewer bits than a dictionary; None if a dictionary is best, or if there are too
-    few values to decide.
+    """Return the encoding that takes fewer bits than a dictionary.
+
+    Returns None if a dictionary is best, or if the array has too few values to compare.
     """
     kind: Any = array.type
     real = pa.types.is_float32(kind) or pa.types.is_float64(kind)
@@ -104,13 +105,13 @@ def _instead_of_a_dictionary(array: pa.Array) -> str | None:
     if len(words) < 2:
         return None
     dictionary = _dictionary_bits(words)
-    if real:  # split bytes compress to about half
+    if real:  # so encoded, values compress to about half
         return SPLIT if dictionary > kind.bit_width / 2 else None
     return DELTA if dictionary > _delta_bits(words) else None
 
 
 def _dictionary_bits(words: NDArray[Any]) -> float:
-    """Estimate the bits per value with a dictionary: each distinct value once, plus indices of equal width.
+    """Estimate the bits per value with a dictionary, which stores each distinct value once and one index per value.
 
     Runs of equal values are assumed to need no indices.
     """
@@ -122,10 +123,11 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 
 
 def _delta_bits(words: NDArray[Any]) -> float:
-    """Return the bits per value with delta encoding. A miniblock's width is that of its largest difference, counted
-    from the block's minimum.
+    """Estimate the bits per value with delta encoding.
+
+    Each difference is stored relative to its block's minimum. The largest one sets the width of its miniblock.
     """
-    # Differences wrap around as Parquet's do, and so may their distance from the minimum, which is unsigned.
+    # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK)
     if blocks == 0:

@@ -45,8 +45,9 @@ def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
-    """Return, for each of `count` records, the value of its last header with this name. The result shares the
-    buffer.
+    """Return the value of each record's last header with this name; null without one. `count` is the number of records.
+
+    The result shares the buffer of `headers`.
     """
     if headers is None:
         return BinaryColumn.nulls(count)
@@ -63,7 +64,7 @@ def find_last(
     name: NDArray[np.uint8],
     places: NDArray[np.int64],
 ) -> None:
-    """Write, for each record, the start and length of the value of its last header with this name."""
+    """Find each record's last header with this name, and write the start and length of its value to `places`."""
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         places[0, i], places[1, i] = 0, NULL

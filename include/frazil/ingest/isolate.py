@@ -1,12 +1,12 @@
-"""Decodes in a child process, so that a record that kills the process is found and rejected.
+"""Decodes in a child process, so that a record that crashes the decoder can be found and rejected.
 
-One record may trigger a bug in a native parser, whose crash kills the whole worker, and again at every retry. After a
-failed attempt, a task therefore decodes in a child process. When the child dies, the chunk is halved until the record
-that kills it is alone; that record is rejected as `DecoderCrashed`. All other records are decoded.
+A record can trigger a bug in a native parser, which crashes the whole worker, at every retry. After a failed attempt, a
+task therefore decodes in a child process. When the child dies, the chunk is halved until the record that causes the
+crash is alone. That record is rejected as `DecoderCrashed`; all other records are decoded.
 
-A child may also die because of its host (memory, disk, a kill). Each new child therefore first decodes a harmless
-record. A record is rejected only if it kills a child that has just decoded a harmless record of the same length. If no
-child can decode the harmless record, the host is at fault.
+A child can also die because of its host (memory, disk, a kill). Each new child therefore first decodes a harmless
+record. A record is rejected only if it kills a child that has just decoded a harmless record of the same length. If a
+new child cannot decode the harmless record, the host is at fault.
 
 The child is a new interpreter, not a fork, because the worker has librdkafka's threads. The child reads pickled frames
 from standard input (first the function that makes the decoder, then chunks) and answers on standard output.
@@ -33,18 +33,19 @@ _LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
-    """A decoder that works in a child process, and starts a new child if one dies. `close` ends the child."""
+    """A decoder that runs in a child process. If the child dies, a new one is started. `close` ends the child."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` creates the decoder and must be picklable. It is called in the child, and once here to decode empty
-        chunks.
+        """`make` creates the decoder and must be picklable.
+
+        It is called in each child, and once in this process, which decodes only empty chunks.
         """
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode a chunk. Raises what the decoder raises, and EnvironmentUnusable if no child can decode."""
+        """Decode a chunk. Raises the decoder's errors, and EnvironmentUnusable if a new child cannot decode."""
         answer = self._ask(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
             self._prove(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
@@ -72,7 +73,7 @@ class IsolatedDecoder:
             self._reap(self._child)
 
     def _ask(self, chunk: Chunk) -> Decoded | BaseException | int:
-        """Return the child's answer, or the child's exit code if the chunk killed it."""
+        """Return the child's result or exception, or the child's exit code if it died."""
         child = self._child or self._start()
         try:
             _send(child.stdin, chunk)
@@ -93,7 +94,7 @@ class IsolatedDecoder:
         return child
 
     def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Check that the child can decode a harmless record. The result of decoding does not matter."""
+        """Send frames to the child; it decodes the last, a harmless record. Raises EnvironmentUnusable if it dies."""
         *before, known = frames
         try:
             for frame in before:
@@ -116,7 +117,7 @@ class IsolatedDecoder:
 
 
 def known_record(size: int = 0) -> bytes:
-    """Return a harmless record of about this size: every decoder decodes or rejects it."""
+    """Return a harmless record of about `size` bytes, which every decoder can decode or reject."""
     return b"{" + b" " * (size - 2) + b"}"
 
 
@@ -149,7 +150,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
             return
         try:
             answer: object = decode(chunk)
-        except Exception as error:  # raised on the other side
+        except Exception as error:  # raised in the parent process
             answer = error
         _send(answers, answer)
 
@@ -159,5 +160,5 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # a library's output must not mix with the answers
     try:
         serve(sys.stdin.buffer, answers)
-    except BrokenPipeError:  # the parent was killed: nothing reads the answers or a traceback
-        os._exit(1)  # an orderly exit would try to flush again, and complain
+    except BrokenPipeError:  # the parent was killed, so nothing reads the answers or a traceback
+        os._exit(1)  # a normal exit would flush again and print an error

@@ -1,7 +1,7 @@
 """Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers.
 
-Some offsets may have no record. A range therefore ends with its last offset, with a later record, or with an
-end-of-partition event.
+Some offsets may have no record. A range therefore ends when its last offset, a later record or an end-of-partition
+event arrives.
 
 `kafka_columns` is the fast reader, which creates no Python object per record; `kafka_messages` is the fallback.
 `readers` chooses one of them.
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 CHUNK_RECORDS = 50_000
 """Maximum number of records in a chunk.
 
-The decoding cost per record no longer falls above 20,000 records. Smaller chunks need less memory and fit the CPU cache
-better.
+Larger chunks would need more memory and CPU cache. Above 20,000 records, they no longer reduce the decoding cost per
+record.
 """
 CHUNK_BYTES = 32 * 2**20
 CONSUME_RECORDS = 2_000
-"""Maximum number of messages fetched per call: enough to make the call cheap per message, and few enough to stay in the
+"""Maximum number of messages fetched per call: enough to make the call's cost per message small, and few enough for the
 CPU cache.
 """
 CONSUME_BYTES = 16 * 2**20
@@ -43,15 +43,17 @@ POLL_S = 0.1
 UNREACHABLE_LIMIT_S = 120.0
 WATERMARKS_TIMEOUT_S = 10.0
 FETCHES_THROTTLED = 2
-"""Number of consecutive fetches that a broker's quota may delay before reading counts as stalled."""
+"""Number of throttled fetches without progress that are tolerated before reading counts as stalled."""
 MAX_THROTTLED_S = 900.0
 LOGGED_THROTTLE_S = 5.0
 
 LARGEST = "receive.message.max.bytes"
 TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2", LARGEST: "300000000"}
-"""Defaults that users can override. librdkafka's own default is to wait a whole second once its queue is full, and to
-log twenty lines a second for failed connections. Our error message quotes the last of these lines. Its buffer for a
-batch of zstd grows by three up to `LARGEST`, so that any batch of 100 MB fits. Other batches do not need the memory.
+"""Defaults that users can override.
+
+By default, librdkafka waits a whole second once its queue is full, and logs twenty lines per second for failed
+connections. frazil's error message quotes the last error instead. librdkafka's buffer for a zstd batch triples until it
+reaches `LARGEST`, so that any batch of 100 MB fits. Other batches do not need this memory.
 """
 
 EXACTNESS = {
@@ -61,25 +63,25 @@ EXACTNESS = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
 }
-"""Properties that users cannot override: with other values, records would be lost, or uncommitted records read."""
+"""Properties that users cannot override. Other values would lose records or read uncommitted ones."""
 
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _CONSEQUENCES = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
-"""Errors that only follow from other errors and do not name a cause. They are frequent, so they are not logged."""
+"""Errors that follow from other errors, without naming the cause. They are frequent, so they are not logged."""
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
-"""Errors for an offset that retention deleted, or that was lost when the log was truncated."""
+"""Errors for an offset that was deleted by retention, or lost when the log was truncated."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of the consumer. It joins no group and commits no offset: partitions are assigned to it."""
+    """Return all properties of the consumer. It joins no group and commits no offset; partitions are assigned to it."""
     return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
     """Build the lookup from a topic-partition to the index of its range.
 
-    Returns, for each topic, its first place in the lookup and its number of places; and the lookup, which has one place
-    per partition. A partition that is not read has the range -1.
+    Returns a map and the lookup, an array with one element per partition. The map goes from a topic to the index of its
+    partition 0 in the lookup, and its number of elements. The element of a partition that is not read is -1.
     """
     sizes: dict[str, int] = {}
     for r in ranges:
@@ -98,9 +100,9 @@ class RangeReader(ABC):
     """
 
     notice: str | None = None
-    """A notice for operators about how the reader reads; None if there is nothing to report."""
+    """A notice for operators, such as why a slower reader is used; None if there is nothing to report."""
     on_read: Callable[[int], None] = staticmethod(lambda _: None)
-    """Called after each fetch with the number of records that were read but not yet returned in a chunk."""
+    """Called after each fetch with the number of records that were read, but are not in a chunk yet."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class RangeReader(ABC):
         }
         self._failure: FrazilError | None = None
         self._troubles: dict[int, str] = {}
-        """The client's last message for each kind of error since the last record."""
+        """Map each error code since the last progress to the client's last message for it."""
         self._logged: set[int | str] = set()
         self._throttled_s = 0.0
         self._bytes_per_record = 1024.0
@@ -150,18 +152,18 @@ class RangeReader(ABC):
                 raise self._failure
             for chunk in self._chunks() if arrived else ():
                 yield chunk
-                advanced_at = self._monotonic()  # the consumer's own time does not count as Kafka's
+                advanced_at = self._monotonic()  # time spent by the chunk's consumer does not count as Kafka's silence
             self.on_read(self._pending())
             if self._progress() != before:
                 advanced_at = self._monotonic()
                 for code in earlier:
                     del self._troubles[code]
-            elif self._monotonic() - advanced_at > self._silence_limit_s():  # a partition may answer with errors alone
+            elif self._monotonic() - advanced_at > self._silence_limit_s():  # a partition may return only errors
                 raise self._failure or self._stalled()
         yield from self._rest()
 
     def _progress(self) -> tuple[int, int]:
-        """Return a value that changes when a range ends, and when a record or an end of partition moves a position."""
+        """Return a value that changes whenever a range ends, or its position moves."""
         return len(self._open), int(self._positions.sum())
 
     def _silence_limit_s(self) -> float:
@@ -169,7 +171,7 @@ class RangeReader(ABC):
         return self._limit_s + min(FETCHES_THROTTLED * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """Store by how long a broker's quota delays the next fetch; 0 if it no longer does."""
+        """Store the delay (ms) of the next fetch by a broker's quota; 0 if it is no longer delayed."""
         self._throttled_s = milliseconds / 1000
         if self._throttled_s >= LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
@@ -194,7 +196,7 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _chunks(self) -> Iterator[Chunk]:
-        """Process the fetched messages, and yield the chunks that are full."""
+        """Process the fetched messages. Yields a chunk whenever one is full."""
 
     @abstractmethod
     def _pending(self) -> int:
@@ -209,18 +211,16 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
-        """Return the first offset and the end of a range's log in Kafka. Raises KafkaException."""
+        """Return the first offset and the end offset of the range's partition in Kafka. Raises KafkaException."""
 
     def _wanted(self) -> int:
-        """Return how many messages to fetch. A larger fetch than the remaining messages would wait until its
-        timeout.
-        """
+        """Return the number of messages to fetch. A fetch of more messages than are left would wait for its timeout."""
         open_ranges = list(self._open.values())
         left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
         return max(1, min(CONSUME_RECORDS, left, int(CONSUME_BYTES / self._bytes_per_record)))
 
     def _finish(self, indexes: Iterable[int]) -> None:
-        """Stop reading these ranges. Ranges that had already ended are skipped."""
+        """Stop reading these ranges. Ranges that have already ended are ignored."""
         places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
         ended = [place for place in places if self._open.pop(place, None) is not None]
         if ended:
@@ -241,7 +241,7 @@ class RangeReader(ABC):
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """Store an error for the reading loop to raise. If a callback raised it, the exception would be lost."""
+        """Handle an error. A fatal one is stored for the reading loop to raise, because a callback cannot raise it."""
         self._troubles[code] = text
         place = where or self._place()
         if code not in _CONSEQUENCES and code not in self._logged:
@@ -277,7 +277,7 @@ class RangeReader(ABC):
         if self._throttled_s:
             said.append(self._throttle_words())
             todo = " Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota."
-        too_large = any(LARGEST in text for text in causes)  # it stays so, however often it is read
+        too_large = any(LARGEST in text for text in causes)  # permanent: reading the batch again cannot help
         return (SpecError if too_large else KafkaUnavailable)(
             f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
             f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"

@@ -1,9 +1,9 @@
 """Reads offset ranges into columns with librdkafka's C API and a compiled loop over the messages.
 
 The loop copies each message into the columns of the chunk, destroys the message, and zeroes its address in `_messages`.
-Each message is thus destroyed exactly once, whatever exception is raised in between. The loop stops at an event (an end
-of partition, an error), at a record that does not fit, and at an unknown topic. Python handles the case, and the loop
-continues.
+Each message is thus destroyed exactly once, even if an exception is raised in between. The loop stops at an event (an
+end of partition, an error), at a record that does not fit, and at an unknown topic. Python handles it, and then calls
+the loop again.
 
 No Python object is created for a record. librdkafka calls Python only for errors and throttling. Its log lines go to a
 separate queue, which is emptied after each fetch.
@@ -55,15 +55,15 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Python's log levels by syslog level. Syslog levels below these are logged as errors."""
+"""Map syslog levels to Python's log levels. Lower syslog levels are logged as errors."""
 _ROOM_BYTES = 2**20
-"""Bytes of room for the values, and for the keys, of the first chunk. Later chunks start with what the previous chunk
-needed.
+"""Memory (bytes) for the values, and for the keys, of the first chunk. Later chunks start with a little more than the
+previous chunk needed.
 """
 
 
 def compile_now() -> None:
-    """Compile the loop or load it from the cache. A failure then comes before any message has been fetched."""
+    """Compile the loop, or load it from the cache, so that a failure occurs before any message is fetched."""
     empty, no_words = _Columns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
     take(no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0)
@@ -95,9 +95,7 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Close the client in limited time, whatever state the brokers are in: no group to leave, no offsets to
-        commit.
-        """
+        """Close the client. This does not wait for brokers, as there is no group to leave and no offset to commit."""
         client, self._client = self._client, None
         if client is None or os.getpid() != self._pid:  # a forked process does not have librdkafka's threads
             return
@@ -105,7 +103,7 @@ class ColumnReader(RangeReader):
             self._library.message_destroy(address)
         self._messages[:] = 0
         self._library.queue_destroy(self._queue)
-        self._library.queue_destroy(self._log_lines)  # lines that come later are dropped
+        self._library.queue_destroy(self._log_lines)  # later log lines are dropped
         self._library.consumer_close(client)
         self._library.destroy(client)
 
@@ -161,9 +159,7 @@ class ColumnReader(RangeReader):
             yield chunk
 
     def _copied_totals(self) -> NDArray[np.int64]:
-        """Return the number of records copied since the reader started, and the bytes of their values, keys and
-        headers.
-        """
+        """Return the number of records copied so far, and the number of bytes of their values, keys and headers."""
         at = self._at
         taken: NDArray[np.int64] = self._before + np.array([at[RECORDS], at[ENDS].sum()])
         return taken
@@ -209,9 +205,9 @@ class ColumnReader(RangeReader):
         self._on_partition(code, text, place, offset)
 
     def _learn_topic(self) -> None:
-        """Add the topic of the next message to the known topics, if the topic is still being read.
+        """Add the next message's topic to the known topics if it is still being read; otherwise drop the message.
 
-        Other topics are not kept, because librdkafka may reuse the address of a topic object that is no longer in use.
+        Topics are known by the address of librdkafka's object, which it may reuse once a topic is no longer read.
         """
         rkt = self._next_message().rkt
         name = self._library.topic_name(rkt).decode()
@@ -272,7 +268,7 @@ class _Columns:
         self.headers = _with_room(self.headers, int(at[HEADERS_END]), headers_bytes)
 
     def successor(self, at: NDArray[np.int64]) -> _Columns:
-        """Return empty columns with room for a quarter more bytes than these columns hold."""
+        """Return empty columns with memory for a quarter more bytes than are in use here."""
         needed = (at[ENDS] * 5 // 4 + _ROOM_BYTES // 16).tolist()
         return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
 

@@ -1,11 +1,11 @@
 """Compiled: copies librdkafka's messages into the columns of a chunk, and destroys them.
 
-Calling librdkafka for the headers of each record would cost a third of all reading time, although most records have no
-headers. In Kafka's record format 2, the byte after the value is the number of headers, and is in the same buffer. The
-loop makes no call if that byte is zero.
+Calling librdkafka for the headers of each record would take a third of the reading time, although most records have no
+headers. In Kafka's record format 2, the byte after the value is the number of headers, and is in the same buffer. If
+that byte is zero, the loop does not call librdkafka.
 
-As a check, the loop calls librdkafka nevertheless for each `_SURE_EVERY`th offset. If a future librdkafka stores values
-elsewhere, the loop detects this and calls librdkafka for every record from then on.
+As a check, the loop calls librdkafka for every `_SURE_EVERY`th offset anyway. If a future librdkafka stores values
+elsewhere, the loop detects this and from then on calls librdkafka for every record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def length_of_text(address: Any) -> Any:
 
 @compiled
 def size_of_headers(headers: Any, get: int, work: Any) -> Any:
-    """Return the number of bytes that a record's headers need when packed. `work` is scratch space of three words."""
+    """Return the number of bytes of a record's headers when packed. `work` is scratch memory of three words."""
     index, size = np.int64(0), np.int64(0)
     while call_for_three(get, headers, index, work.ctypes.data) == 0:
         size += 9 + length_of_text(work[0])
@@ -75,8 +75,9 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Return whether the byte after the value is zero. Only records of format 2, which have a leader epoch, have that
-    byte.
+    """Return whether the byte after the value shows that the record has no headers.
+
+    Only records of format 2 have that byte. They are recognised by their leader epoch.
     """
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
@@ -85,7 +86,7 @@ def has_no_headers(message: Any, leader_epoch: int) -> bool:
 
 
 @compiled
-def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all there is per record
+def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
     messages: Any,
     at: Any,
     topics: Any,
@@ -107,14 +108,18 @@ def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all t
     headers_of: int,
     get_header: int,
 ) -> int:
-    """Copy records into columns. Returns why the loop stopped.
+    """Copy records into columns.
 
-    `messages` are addresses of `rd_kafka_message_t`, from `at[NEXT]` to `at[COUNT]`. `ranges`, `topics` and `lookup`
-    select the wanted records; `ended` receives the ranges that end here.
+    Returns why the loop stopped: ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD or UNKNOWN_TOPIC.
 
-    `values`, `keys` and `headers` are bytes; `value_places`, `key_places` and `header_places` hold the starts and
-    lengths of each record's part, `places` its offset and timestamp. `work` is scratch space of three words. `destroy`,
-    `timestamp`, `leader_epoch`, `headers_of` and `get_header` are addresses of librdkafka's functions.
+    `messages` are addresses of `rd_kafka_message_t`; the loop copies those from `at[NEXT]` to `at[COUNT]`. `ranges`,
+    `topics` and `lookup` select the wanted records. `ended` receives the indexes of the ranges that end here.
+
+    `values`, `keys` and `headers` receive bytes. `value_places`, `key_places` and `header_places` receive the start and
+    length of each record's value, key and headers; `index` its range; and `places` its offset and timestamp (ms).
+
+    `work` is scratch memory of three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and `get_header` are
+    addresses of librdkafka's functions.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]

@@ -1,7 +1,7 @@
-"""Reads offset ranges as confluent-kafka message objects. Used where `kafka_columns` cannot be used.
+"""Reads offset ranges as confluent-kafka message objects. Used if `kafka_columns` cannot be used.
 
-Running Python statements for each record would be slow, so messages are fetched in batches. `map` calls the C methods
-that read their attributes, and NumPy finds the ranges that ended and the new positions.
+Python statements per record would be slow, so messages are fetched in batches. `map` calls the C methods that read
+their attributes, and NumPy finds the ended ranges and the new positions.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ class MessageReader(RangeReader):
         if (last := wanted & (offsets >= ends - 1)).any():
             self._finish(np.unique(index[last]).tolist())
         inside = wanted & (offsets < ends)
-        if not inside.all():  # of no range, or fetched beyond a range's end
+        if not inside.all():  # some messages belong to no range, or follow a range's end
             batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
             index, offsets = index[inside], offsets[inside]
-        self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
+        self._positions[index] = offsets + 1  # for each range, the last offset in the batch is the highest
         self._unfinished.add(batch, index, offsets)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
-        """Return, for each message, the index of its range; -1 for a topic-partition that is not read."""
+        """Return the index of each message's range; -1 if its topic-partition is not read."""
         row: Any = self._topic_rows.get
         rows = np.fromiter(map(row, map(Message.topic, batch), repeat(-1)), np.int32, len(batch))
         partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
@@ -139,7 +139,7 @@ class _Pending:
         self._timestamps: list[NDArray[np.int64]] = []
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Copy the needed attributes, so that messages are freed while they are still in the CPU cache."""
+        """Copy the needed attributes at once, so that the messages are freed while they are in the CPU cache."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [packed(some) if some else None for some in found]

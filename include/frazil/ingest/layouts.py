@@ -1,7 +1,7 @@
-"""Decodes each record of a routed stream with the columns of the table that it goes to.
+"""Decodes each record of a routed stream with the columns of its table.
 
-Tables of one route may have different columns: each grows by the fields of its own records. A first pass reads only the
-column that selects the table, with the default table's type.
+Tables of one route may have different columns, because each gets columns for the new fields of its own records. A first
+pass decodes only the column that selects the table, with the type that it has in the default table.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from frazil.spec.formats import envelope_of, format_of
 from frazil.spec.rules import NAMED_FIELDS
 
 FIRST_PASS: Target = ".first-pass"
-"""The target with which a chunk is decoded to find the tables of its records."""
+"""The target of chunks that are decoded only to find the tables of their records."""
 
 
 def alike(context: StageContext) -> Mapping[Target, Target] | None:
-    """Return the targets that share another target's columns; None if all records can be decoded together.
+    """Map targets to another target with the same columns; None if all records can be decoded together.
 
-    With a transform, all records are decoded together. If tables may evolve, no table shares another's columns, because
-    a decoder reports new fields for one table only.
+    With a transform, all records are decoded together. The map is empty if tables may evolve, because a decoder reports
+    new fields for one table only.
     """
     routed = [target for target in context.targets if is_routed(target)]
     if context.destinations is None or context.transform or format_of(context.record_format).type not in NAMED_FIELDS:
@@ -52,7 +52,7 @@ def alike(context: StageContext) -> Mapping[Target, Target] | None:
 
 
 def context_of(context: StageContext, target: Target) -> StageContext:
-    """Return the context in which a target's records are decoded."""
+    """Return the context for decoding a target's records: columns have the names that the target's table uses."""
     if target == FIRST_PASS:
         return _first_pass(context)
     if not is_routed(target):
@@ -61,7 +61,7 @@ def context_of(context: StageContext, target: Target) -> StageContext:
     schema = Schema.model_validate_json(own.schema_json)
     columns = set(schema.column_names)
     names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
-    called = {name: column for column, others in names.items() for name in others}  # some were renamed just now
+    called = {name: column for column, others in names.items() for name in others}  # main's names of renamed columns
 
     def own_names(columns: Iterable[str]) -> tuple[str, ...]:
         first_rest = (column.partition(".") for column in columns)
@@ -92,9 +92,9 @@ def context_of(context: StageContext, target: Target) -> StageContext:
 
 
 def _first_pass(context: StageContext) -> StageContext:
-    """Return the context in which a record has only the column that selects its table.
+    """Return the context for decoding only the column that selects the table.
 
-    Rows of an upsert stream also have their key, and the columns that an envelope fills.
+    For an upsert stream, the key and the columns that an envelope fills are decoded, too.
     """
     assert context.destinations is not None
     envelope, changes = envelope_of(format_of(context.record_format)), context.changes
@@ -134,5 +134,5 @@ class TargetDecoder:
 
 
 def _nothing(chunk: Chunk) -> Decoded:
-    """Decode no column: the record's key or header selects its table."""
+    """Return rows without columns, because the record's key or header selects its table."""
     return Decoded(pa.table({}), np.arange(len(chunk)))

@@ -1,7 +1,7 @@
 """Finds the single records that make an operation fail.
 
-The cause may be unknown: a value overflows a transform, fits no statistic, or triggers a library's bug. The records are
-therefore halved and tried again until the failing record is alone.
+The cause may be unknown: a value that overflows a transform, fits no statistic or triggers a library's bug. The records
+are therefore halved and tried again until the failing record is alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def is_environment(error: Exception) -> bool:
-    """Return whether an error certainly comes from the machine or a service, and not from a record.
+    """Return whether an error certainly comes from the host or a service, and not from a record.
 
-    Other errors may come from the machine, too. A record is therefore blamed only if it fails alone, in memory, and
-    repeatedly.
+    Other errors can also come from the host. A record is therefore rejected only if it fails repeatedly, on its own and
+    in memory.
     """
     if isinstance(error, OSError):
         return error.errno is not None or names_store(error)
@@ -30,11 +30,11 @@ def is_environment(error: Exception) -> bool:
 
 
 def narrowed(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
-    """Yield the records `[0, count)` in order, in pieces `(start, end, result of attempt(start, end))`.
+    """Call `attempt` on pieces of the records `[0, count)`. Yields `(start, end, result)` for each piece, in order.
 
-    A piece that raises is halved. If a single record raises, its piece has the exception as its result. Errors of the
-    environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and tries each record
-    up to log2(n) + 2 times.
+    If `attempt` raises for a piece, the piece is halved. If it raises for a single record, the exception is the result.
+    Errors of the environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and
+    tries each record up to log2(n) + 2 times.
     """
     if count == 0:
         return

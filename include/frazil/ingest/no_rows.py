@@ -1,4 +1,4 @@
-"""Creates empty tables."""
+"""Creates Arrow tables without rows."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pyarrow as pa
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """Return a table without rows. Arrow's own `empty_table` raises for UUIDs inside lists, maps and structs."""
+    """Return an Arrow table without rows. Arrow's own `empty_table` raises for UUIDs in lists, maps and structs."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -1,4 +1,4 @@
-"""Creates the reader and writers of a stage from its context."""
+"""Creates the reader, the decoder and the writers of a stage task from its context."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
 
 
 def open_decoder(context: StageContext, schema: Schema) -> Decoder:
-    """Return the decoder of the records for the columns of a table with this schema."""
+    """Return a decoder that decodes the batch's records to the columns of a table with this schema."""
     if context.transform:
         from frazil.ingest.transform import transforming  # noqa: PLC0415 - DuckDB, only where a transform is declared
 

@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.types import IcebergType
 
-import frazil.pyiceberg_fixes.data_files  # noqa: F401 - writes bounds of texts
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
@@ -36,12 +36,15 @@ PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
 """Iceberg's defaults for the table properties that `FileLayout.of` reads."""
 FORMAT_VERSION = "write.parquet.format-version"
-"""Table property that selects the generation of encodings. New tables set it to v2. Pages always have format v1."""
+"""Table property that selects the generation of encodings. frazil sets it to v2 in new tables.
+
+Pages always have format v1.
+"""
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How the files of a table are written. The table's metadata is parsed once for all files of a task."""
+    """Settings for writing the files of a table, parsed from its metadata once for all files of a task."""
 
     target: Target
     schema: Schema
@@ -54,9 +57,9 @@ class FileLayout:
     """Whether encodings of v2 may be used."""
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
-    """PyIceberg's plan of the statistics to keep of each column, by field id."""
+    """Map a column's field id to PyIceberg's plan of the statistics to collect."""
     column_ids: Mapping[str, int]
-    """Field ids by the column's path in the file."""
+    """Map a column's path in the file to its field id."""
     partition_types: tuple[IcebergType, ...]
     content: Content
 
@@ -122,7 +125,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
         "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", PAGE_ROWS),
         "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", DICTIONARY_BYTES),
         "store_schema": False,
-        "store_decimal_as_integer": True,  # Iceberg specification, appendix A: Parquet
+        "store_decimal_as_integer": True,  # required by the Iceberg specification, appendix A
     }
 
 
@@ -154,7 +157,7 @@ class ParquetFile:
         return size
 
     def write(self, rows: pa.Table) -> None:
-        """Write rows that are sorted among themselves, as one or more row groups."""
+        """Write rows as one or more row groups. The rows of one call must be sorted."""
         self._sorted_runs += 1
         self._writer.write_table(revealed(rows), row_group_size=self._layout.row_group_rows)
 
@@ -166,7 +169,7 @@ class ParquetFile:
         return self._staged(self._writer.writer.metadata, size)
 
     def remove(self) -> None:
-        """Close and delete the file, whatever its state. The caller may ignore errors."""
+        """Close and delete the file, even if it is incomplete. The caller may ignore errors."""
         try:
             self._writer.close()
         finally:
@@ -201,7 +204,7 @@ class ParquetFile:
 
 
 def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:
-    """Return partition values as Iceberg's single-value serialisation in base64."""
+    """Encode partition values as Iceberg's single-value serialisation in base64."""
     return tuple(
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
         for kind, value in zip(layout.partition_types, values, strict=True)

@@ -1,4 +1,4 @@
-"""Counts the rows and dead letters of each offset range, and finds its newest event time."""
+"""Counts the records, dead letters and dropped records of each offset range, and finds its newest event time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 NEVER = np.iinfo(np.int64).min
 MAX_PLACES = 10_000
 MAX_WINDOWS = 1_000
-"""Maximum number of windows by which rows are counted. With more windows, rows are not counted by window.
+"""Maximum number of windows for which rows are counted. With more windows, no window is counted.
 
-A commit's summary has no room for more windows, and scattered event times would fill memory and journals.
+A commit's summary has no room for more, and scattered event times would fill memory and journals.
 """
 
 
 class ProgressCounter:
-    """Counts rows, dead letters and event times of each range, over all chunks of a task."""
+    """Counts the records of each range over all chunks of a task, and finds its newest event time."""
 
     def __init__(self, ranges: Sequence[OffsetRange], *, max_future_us: int, window_us: int | None) -> None:
         self._ranges = ranges
         self._max_future_us = max_future_us
         self._window_us = window_us
         self.windows: Counter[int] | None = None if window_us is None else Counter()
-        """Rows with an event time, by their window's start; None if not counted."""
+        """Map a window's start (us) to its number of rows with an event time; None if windows are not counted."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._dropped = np.zeros(len(ranges), np.int64)
@@ -42,7 +42,7 @@ class ProgressCounter:
         """Number of records read so far, including rejected and dropped ones."""
         return int(self._records.sum() + self._rejected.sum() + self._dropped.sum())
 
-    def landed(  # noqa: PLR0913 - what is counted of rows
+    def landed(  # noqa: PLR0913 - the columns to count
         self,
         range_index: NDArray[np.int32],
         event_times: pa.Array,
@@ -52,13 +52,13 @@ class ProgressCounter:
         records: NDArray[np.bool_] | None = None,
         of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Count rows. `range_index`, `event_times` and `timestamps_ms` (Kafka's) have one entry per row.
+        """Count rows. `range_index`, `event_times` and `timestamps_ms` (of Kafka) have one entry per row.
 
         Event times are in microseconds since the epoch, UTC, and may be null. Kafka's timestamp is usually set by the
         producer's clock, so a timestamp after `now_ms` counts as `now_ms`. A timestamp below 0 is missing.
 
-        `records` masks the first row of each record, if a record may become several rows. `of_windows` masks the rows
-        that are counted by window.
+        `records` is a mask of the first row of each record; None if each record has one row. `of_windows` is a mask of
+        the rows to count by window; None for all.
         """
         if len(range_index) == 0:
             return
@@ -75,7 +75,7 @@ class ProgressCounter:
         if ahead.any():
             self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
             times = np.where(ahead, NEVER, times)
-        # Kafka delivers records in runs of one partition: one maximum per run costs less than one per record.
+        # Kafka delivers records in runs of one partition. A maximum per run is cheaper than one per record.
         runs = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
         highest = np.maximum.reduceat(times, runs)
         np.maximum.at(self._max_event_time, range_index[runs], highest)
@@ -104,8 +104,9 @@ class ProgressCounter:
 
 
 def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Count rows by window start. Most chunks span few windows, and counting by position takes a tenth of the time of
-    sorting.
+    """Map each window's start to its number of rows.
+
+    Most chunks span few windows. For these, `bincount` takes a tenth of the time of sorting.
     """
     if len(times) == 0:
         return {}
@@ -127,7 +128,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Reporter:
-    """Reports the task's progress. If a report fails, the task continues."""
+    """Reports the number of records that the task has read. If a report fails, the task continues."""
 
     def __init__(self, on_progress: Callable[[int], None]) -> None:
         self._on_progress = on_progress

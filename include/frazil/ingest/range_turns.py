@@ -1,4 +1,7 @@
-"""Reads several offset ranges of the same topic-partition in as few passes as possible."""
+"""Reads several offset ranges of the same topic-partition, in as few passes as possible.
+
+A pass ("turn") reads at most one range per topic-partition.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from frazil.offsets.spans import TopicPartition
 class TurnReader:
     """Reads the records `[start, end)` of each range once, even if several ranges belong to one topic-partition.
 
-    A `RangeReader` reads only one range per topic-partition, so this class uses several readers, one after another. A
-    backfill of the gaps between dead letters has many small ranges, which one task reads into one file.
+    A `RangeReader` can read only one range per topic-partition, so this class uses several readers, one after another.
+    One task can thus read many small ranges into one file, for example for a backfill of gaps between dead letters.
     """
 
     notice: str | None = None
@@ -37,7 +40,7 @@ class TurnReader:
         """Do nothing: each pass closes its own reader."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield the chunks of all ranges. Raises what `RangeReader` raises."""
+        """Yield the chunks of all ranges. Raises the same errors as `RangeReader`."""
         for turn in turns(self._ranges):
             index = np.array(turn, np.int32)
             with self._open_ranges([self._ranges[i] for i in turn]) as reader:

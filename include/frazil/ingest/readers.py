@@ -1,4 +1,4 @@
-"""Chooses which reader reads Kafka's offset ranges."""
+"""Chooses the reader for Kafka's offset ranges: the fast one, or the one with message objects."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
 def kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | TurnReader:
-    """Return a reader of these ranges, which may include several of one topic-partition. Errors name the stream.
+    """Return a reader of these ranges. Several may be of the same topic-partition. Errors name the stream.
 
     Raises SpecError.
     """
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
-        from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may be unfit
+        from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may not work here
 
         open_ranges = partial(ColumnReader, properties, stream=stream)
     else:
@@ -65,7 +65,7 @@ def _unfit_properties(properties: Mapping[str, str]) -> str | None:
 
 @cache
 def _unfit() -> str | None:
-    """Return why this process cannot use the fast reader; None if it can. Determined and logged once."""
+    """Return why this process cannot use the fast reader; None if it can. Checks and logs this only once."""
     try:
         librdkafka()
         from frazil.ingest.kafka_columns import compile_now  # noqa: PLC0415 - importing it may fail, and takes a moment

@@ -1,7 +1,7 @@
-"""Reads records from files as if Kafka had sent them. The files have the coordinates as additional columns.
+"""Reads records from files as if Kafka had sent them. The files have Kafka coordinates as additional columns.
 
-JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. Parquet files are already typed:
-a file whose columns do not fit the table is refused as a whole. Its rows have no raw bytes for dead letters.
+JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. Parquet files already have
+types: a file whose columns do not fit the table is rejected as a whole. Its rows have no raw bytes for dead letters.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(Chunk):
-    """Records that already are rows of the decoded columns. They have no raw values."""
+    """Records that already are rows with the table's columns. They have no raw values."""
 
     rows: pa.Table
 
@@ -74,7 +74,7 @@ def is_record_file(path: str) -> bool:
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
     """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
 
-    Raises SpecError for a file, column or line that cannot be used, so that a file that passes can be staged.
+    Raises SpecError for a file, column or line that cannot be used. If it does not raise, the file can be staged.
     """
     with _named(path):
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
@@ -89,8 +89,9 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 
 
 class FileReader:
-    """Reads the records of offset ranges from files. A topic-partition may have several ranges. A reader works only
-    once.
+    """Reads the records of offset ranges from files. A topic-partition may have several ranges.
+
+    A reader can be iterated only once.
     """
 
     notice: str | None = None
@@ -115,10 +116,10 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: each file is closed when its last record was read."""
+        """Do nothing: each file is closed after its last record."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield the records of the ranges. Raises SpecError if a file no longer matches its coordinates."""
+        """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
         for file in self._files:
             if not any(self._may_hold(r) for r in file.ranges):
                 continue
@@ -142,7 +143,7 @@ class FileReader:
         return bool(((starts < some.end) & (some.start < ends)).any())
 
     def _find(self, table: pa.Table) -> NDArray[np.int32]:
-        """Return, for each record, the index of its range; -1 if no range contains the record."""
+        """Return the index of each record's range; -1 if no range contains the record."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
@@ -185,8 +186,9 @@ def _unsealed(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal:
 def _parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """Yield a Parquet file's records. `wanted` are the columns to read besides the coordinates; by default all
-    columns.
+    """Yield a Parquet file's records.
+
+    `wanted` are the columns to read in addition to the coordinates; None for all columns. `within` filters the rows.
     """
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
@@ -230,7 +232,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, in one list per block that is read."""
+    """Read a file in blocks, and yield the lines of each block as a list."""
     rest = b""
     with io.new_input(path).open() as source:
         while block := source.read(CHUNK_BYTES):
@@ -279,7 +281,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
                         f"{path} has no column {name}, which every record must have. Files can be backfilled whose "
                         "records have the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
                     )
-            # INT96 is always an instant, although Arrow reads it as a time without a zone.
+            # INT96 is always a UTC timestamp, although Arrow reads it as one without a zone.
             elif not fits(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
                 raise SpecError(
                     f"{path}: column {name} is {kind}, and cannot become the table's {declared.field_type}. "
@@ -309,7 +311,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether every value of type `found` fits type `wanted`. A loss of nanoseconds is accepted."""
+    """Return whether every value of type `found` fits type `wanted`. Nanoseconds may be lost."""
     if pa.types.is_dictionary(found):
         return fits(found.value_type, wanted)
     if pa.types.is_nested(wanted):
@@ -324,8 +326,9 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _nested_fit(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a nested type fits. Structs need the same field names in the same order; the parts of lists and
-    maps may have other names.
+    """Return whether a nested type fits.
+
+    Structs must have the same field names in the same order. The parts of lists and maps may have other names.
     """
     if not any(of(found) and of(wanted) for of in _NESTED):
         return False

@@ -1,4 +1,4 @@
-"""Summarises the new dead letters of a task. The driver decides by the summary whether the batch may be committed."""
+"""Summarises the new dead letters of a task. The driver uses the summary to decide whether to commit the batch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import safe
 
 SAMPLES = 3
-"""Number of samples kept for each error class."""
+"""Maximum number of samples per error class."""
 MAX_SAMPLE_CHARACTERS = 300
-"""Maximum number of characters of a sample's error text. The dead letter itself has more."""
+"""Maximum number of characters of a sample's error text. The dead letter itself has a longer text."""
 
 
 class RejectCounter:
     """Counts rejected records by error class, over all chunks of a task."""
 
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
-        """`accepted`: for each topic-partition, the offset before which rejected records are not counted."""
+        """`accepted` maps a topic-partition to an offset: rejected records before it are not counted."""
         self._ranges = ranges
         self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
         self._counts: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class RejectCounter:
 
 
 def join_rejects(parts: Iterable[Rejects]) -> Rejects:
-    """Join the summaries of several tasks. Samples are in the order of topic, partition and offset."""
+    """Join the summaries of several tasks. The samples of an error class are sorted by topic, partition and offset."""
     counts: Counter[str] = Counter()
     first: dict[TopicPartition, Reject] = {}
     samples: dict[str, list[Reject]] = {}

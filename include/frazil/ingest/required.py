@@ -1,7 +1,7 @@
-"""Hides nulls in required fields from Parquet's writer if the enclosing value is null.
+"""Hides nulls in required fields of null values from Parquet's writer.
 
-In Arrow, the fields of a null struct are null, too. Parquet's writer refuses such a column if one of these fields is
-required, although the Parquet format stores nothing for it.
+In Arrow, the fields of a null struct are null, too. Parquet's writer rejects such a column if one of these fields is
+required, although the Parquet format stores no value for the field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frazil.ingest.narrow import narrowed
 
 
 def revealed(rows: pa.Table) -> pa.Table:
-    """Return the rows without nulls in required fields of null values.
+    """Return the rows with nulls removed from required fields inside null values.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -30,7 +30,7 @@ def revealed(rows: pa.Table) -> pa.Table:
 
 
 def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array. Unlike Arrow's `cast`, accept nulls in required fields: `revealed` tells which are wrong."""
+    """Cast an array. Unlike Arrow's `cast`, accepts nulls in required fields; `revealed` raises for wrong ones."""
     if not _has_required(kind):
         return array.cast(kind)
     if array.offset:
@@ -50,7 +50,10 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def lacking(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Return, by place, the error text of each value in which a required field is null although its value is there."""
+    """Map the index of each value with a wrong null in a required field to an error text.
+
+    A null is right if a value that encloses the field is null.
+    """
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found
@@ -82,9 +85,7 @@ def _plain(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Return whether a null of this type may contain a required field. Keys of maps do not matter: they are never
-    null.
-    """
+    """Return whether a null of this type may contain a required field. Keys of maps are ignored; they are not null."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):
@@ -93,7 +94,10 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Remove such nulls from one array. `seen` has the same entries as `array`, without those inside a null value."""
+    """Remove nulls from required fields inside null values of one array.
+
+    `seen` has the entries of `array` that are not inside a null value.
+    """
     if not _has_required(kind):
         return array
     if array.offset:
@@ -120,7 +124,7 @@ def _part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """Return the array with all values marked as present. A former null has whatever value the buffers contain."""
+    """Return the array with all values marked as valid. A former null gets the value that the buffers contain."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
     kind: Any = array.type

@@ -28,8 +28,8 @@ FIELD_ID = b"PARQUET:field_id"
 class RoutedWriters:
     """Manages one `TableWriter` for each routed table that gets rows.
 
-    Rows are collected from several chunks before they are divided among the tables. A single chunk may have only a few
-    rows for a table, and writing a few rows costs as much as writing hundreds.
+    Rows of several chunks are collected before they are divided among the tables. A single chunk may have only a few
+    rows for each table, and writing a few rows costs as much as writing hundreds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RoutedWriters:
         if not self._waiting:
             return
         rows_of: dict[bytes, list[tuple[pa.Table, NDArray[np.int64]]]] = {}
-        for rows, codes in self._waiting:  # equality of schemas ignores field ids
+        for rows, codes in self._waiting:  # comparing schemas would ignore field ids
             rows_of.setdefault(rows.schema.serialize().to_pybytes(), []).append((rows, codes))
         self._waiting, self._waiting_bytes = [], 0
         for waiting in rows_of.values():
@@ -93,7 +93,7 @@ class RoutedWriters:
             self._held += largest.held
 
     def rehearse(self, divided: Divided) -> None:
-        """Do in memory what `add` and `finish` would do with these rows, and raise the same errors."""
+        """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
         for code, rows in _parts(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer(target)
@@ -114,8 +114,9 @@ class RoutedWriters:
         return self._other_names[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """Return the file layout of a table. Tables with equal metadata share it, because parsing costs more than a few
-        rows.
+        """Return the file layout of a table.
+
+        Tables with equal metadata share one layout, because parsing it takes longer than writing a few rows.
         """
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
@@ -135,13 +136,13 @@ class RoutedWriters:
         return [file for writer in self._writers.values() for file in writer.finish()]
 
     def abort(self) -> None:
-        """Remove the files of all writers. Files that cannot be removed now are left for the sweeper."""
+        """Remove the files of all writers. `frazil.commit.sweep` removes those that cannot be removed now."""
         for writer in self._writers.values():
             writer.abort()
 
 
 def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
-    """Return the rows of each code. Each part is a copy, so that it does not keep the other parts in memory."""
+    """Split the rows by code. Each part is a copy, so that it does not keep the other parts in memory."""
     if len(codes) == 0:
         return []
     order = np.argsort(codes, kind="stable")
@@ -158,7 +159,7 @@ def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Return the names of `names_in_rows` for tables with these schemas, as JSON, and properties."""
+    """Return `names_in_rows` for two tables, given their schemas (as JSON) and properties."""
     own_former, main_former = former_columns(own_properties), former_columns(main_properties)
     if not (own_former or main_former):
         return {}
@@ -167,9 +168,9 @@ def other_names(
 
 
 def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = NO_NAMES) -> pa.Table:
-    """Convert rows of the main table to another table's schema. Columns that the main table does not have are null.
+    """Convert rows with the main table's columns to another table's schema. Columns that the rows do not have are null.
 
-    Columns are matched by name. `other_names` has further names that a column may have in the rows.
+    Columns are matched by name. `other_names` maps a column to the other names that it may have in the rows.
     """
     there = set(rows.column_names)
     called = {
@@ -189,9 +190,7 @@ def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collecti
 
 
 def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Translate the lists of unchanged columns (`_frazil_kept`) from the main table's field ids to the other table's
-    ids.
-    """
+    """Translate the lists of columns that changes omit (`_frazil_kept`) to the field ids of `schema`."""
     at = rows.schema.get_field_index(KEPT)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows
@@ -201,5 +200,5 @@ def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _ids(schema: pa.Schema) -> dict[str, int]:
-    """Return the field id of each column, by name."""
+    """Map each column's name to its field id."""
     return {f.name: int(f.metadata[FIELD_ID]) for f in schema if f.metadata and FIELD_ID in f.metadata}

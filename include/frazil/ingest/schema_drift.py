@@ -1,7 +1,7 @@
-"""What records have that a table cannot hold yet: new fields, and values that need wider or optional columns.
+"""Schema drift: new fields of records, and values that need wider or optional columns.
 
-Decoders find this schema drift in records, tasks report it, and the driver evolves the table. The order of records and
-tasks does not matter, because `merged` is associative, commutative and idempotent: the types form a lattice.
+Decoders find schema drift in records, tasks report it, and the driver evolves the table. The order of records and tasks
+does not matter, because `merged` is associative, commutative and idempotent: the types form a lattice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Path = tuple[str, ...]
 MIXED = "mixed"
 """The type of values that have no common type."""
 DEEPEST = 20
-"""Maximum nesting. Deeper values are MIXED and get no column, because query engines limit the depth of a schema."""
+"""Maximum nesting. Deeper values are MIXED and get no column: query engines limit the depth of schemas."""
 MAX_OBJECT_FIELDS = 1_000
-"""Maximum number of an object's fields. An object with more is MIXED: its keys are data, and could be unlimited."""
+"""Maximum number of an object's fields. An object with more is MIXED, because its keys are data without a limit."""
 CROWD = "\0"
-"""Stands for the new fields of an object that has too many. No column can have this name."""
+"""Replaces the names of an object's new fields if there are too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
-"""Maximum number of new fields that are kept: the first in path order, so that the order of records does not matter."""
+"""Maximum number of new fields that are reported: the first in path order, whatever the order of records."""
 MAX_NAMES = 8
-"""Maximum number of field names that are kept of records without any column."""
+"""Maximum number of field names reported for records without any column's field."""
 MAX_NAME_CHARACTERS = 64
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
@@ -68,13 +68,11 @@ FoundType = None | str | ListOf | StructOf | MapOf
 
 
 class Within(NamedTuple):
-    """A struct inside the records whose fields are examined. The paths of new fields begin in this struct."""
+    """A struct inside the records, in which new fields are searched. Their paths are relative to the struct."""
 
     path: Path = ()
     beside: str = ""
-    """A field next to the struct, as a condition: only records in which it has one of the `values` are examined. If
-    empty, all records are examined.
-    """
+    """A field next to the struct. Only records in which it has one of the `values` are examined; if empty, all are."""
     values: frozenset[str] = frozenset()
 
 
@@ -86,33 +84,32 @@ class DriftDecoder(Protocol):
     """A decoder that can report new fields and types of records, in `Decoded.drift`."""
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """Report drift from now on. With `widening`, also report which wider or optional columns would accept refused
-        records.
+        """Start to report new fields and, if `widening`, the columns that must become wider or optional.
 
-        All structs in `within` must have the same fields. A decoder that learns the fields from schemas, without
-        examining records, ignores the conditions on records.
+        All structs in `within` must have the same fields. A decoder that compares writer schemas, not records, ignores
+        the conditions on records.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaDrift:
-    """New fields and types that some records have, and the schema does not."""
+    """Fields and types that some records have, but the schema does not."""
 
     new: Mapping[Path, FoundType] = field(default_factory=dict)
-    """Type of each new field, by path."""
+    """Map the path of each new field to its type."""
     wider: Mapping[Path, str] = field(default_factory=dict)
-    """Columns that could not hold a value, with the type that can: `long`, `double`, or a decimal."""
+    """Map the path of each column that could not hold a value to the type that can: `long`, `double` or a decimal."""
     optional: frozenset[Path] = frozenset()
-    """Required columns that have no value in an otherwise valid record."""
+    """Paths of required columns that have no value in an otherwise valid record."""
     records: int = 0
     """Number of records with a new field that is not null."""
     unknown: int = 0
-    """Number of records that have no field of any column. Counted whether or not the table may evolve."""
+    """Number of records in which no field fills a column. Also counted if the table must not evolve."""
     names: tuple[str, ...] = ()
-    """Some names of fields of these records, sorted."""
+    """Some field names of the `unknown` records, sorted."""
 
     def within(self, parts: Sequence[Within]) -> SchemaDrift:
-        """Return the drift inside these structs, with paths that begin in the struct."""
+        """Return the drift inside these structs. Each path becomes relative to its struct."""
         if parts == WHOLE:
             return self
         new = [
@@ -131,7 +128,7 @@ class SchemaDrift:
 
     @property
     def is_change(self) -> bool:
-        """Whether the table could change for these records."""
+        """Whether the table could be changed to hold more of these records."""
         return bool(self.new or self.wider or self.optional or self.records)
 
     def to_json(self) -> dict[str, Any]:
@@ -189,7 +186,7 @@ def some_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the narrowest type that holds the values of both types."""
+    """Return the narrowest type that holds the values of both types; MIXED if none does."""
     if one is None:
         return other
     if other is None or one is other:
@@ -209,8 +206,9 @@ def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a 
 
 
 def _merged_structs(one: StructOf, other: StructOf) -> FoundType:
-    """Merge two struct types. The time is linear in `other`, except when `one` changes, which can happen only a limited
-    number of times.
+    """Merge two struct types.
+
+    Takes time linear in the size of `other`, except if `one` changes. That can happen only a limited number of times.
     """
     parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
     if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
@@ -235,7 +233,7 @@ def _merged_names(one: str, other: str) -> str:
 def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 - a table
     """Return the type of a parsed JSON value.
 
-    An integer is a long, or a double beyond 64 bits. A text is always a string.
+    An integer is a long; if it needs more than 64 bits, a double. A text is always a string.
     """
     if depth > DEEPEST:
         return MIXED
@@ -274,7 +272,7 @@ def is_open(found_type: FoundType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewField:
-    """A field that could become a column. `type` has temporary field ids, or is None with a `problem`."""
+    """A field that could become a column. `type` has temporary field ids; it is None if there is a `problem`."""
 
     path: Path
     type: iceberg.IcebergType | None
@@ -282,7 +280,7 @@ class NewField:
 
 
 def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
-    """Yield the new fields, followed by the problems inside each. Fields that were always null are left out."""
+    """Yield each new field, followed by the problems inside it. Fields that were always null are omitted."""
     for path, found_type in sorted(schema_drift.new.items()):
         yield from _new_field(path, found_type)
 
@@ -338,7 +336,7 @@ def _type(
 
 
 def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
-    """Return why a field's name cannot be a column name; empty if it can."""
+    """Return why a field's name cannot be the name of a column; empty if it can."""
     if name == CROWD:
         return (
             f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
@@ -357,7 +355,7 @@ def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
 
 
 def wider_of(one: str, other: str) -> str:
-    """Return the wider of two types of one column. The types must be decimals of equal scale, or equal."""
+    """Return the wider of two type names. The types must be equal, or decimals of equal scale."""
     return max(one, other, key=lambda kind: _decimal(kind) or (0, 0))
 
 

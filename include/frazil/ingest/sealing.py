@@ -1,8 +1,8 @@
-"""Hashes, tokens and encryption with a stream's secret, by the package `cryptography`.
+"""Hashes, tokenizes and encrypts values with a stream's secret, using the package `cryptography`.
 
 Each purpose has its own key, derived from the secret (HKDF-SHA-256). With the same secret, equal texts have equal
-hashes and tokens in all columns, streams and tables, so that tables can be joined by them. An encrypted part of a dead
-letter is bound to its record's coordinates.
+hashes and tokens in all columns, streams and tables, so that tables can be joined on them. An encrypted ("sealed") part
+of a dead letter can be decrypted only with its record's coordinates.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from frazil.spec.references import resolve
 MIN_SECRET_CHARACTERS = 16
 """Minimum length of a secret."""
 RESERVED = b"frazil\0"
-"""Prefix of everything that replaces a record's part in a dead letter."""
+"""Prefix of all values that replace a part of the record (key, value or header) in a dead letter."""
 OMITTED = RESERVED + b"omitted"
-"""Stored instead of a part that a dead letter omits."""
+"""Replaces a part that is omitted from a dead letter."""
 SEALED = RESERVED + b"sealed1"
 """Prefix of an encrypted part. A nonce of 12 bytes and the output of AES-256-GCM follow."""
 NONCE = 12
@@ -49,8 +49,8 @@ class Secret:
             raise SpecError(f"sensitive.secret: {error}") from None
 
     def _derived(self, purpose: str, size: int) -> bytes:
-        from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - an extra's
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415 - an extra's
+        from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - from an optional package
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415 - from an optional package
 
         return HKDF(SHA256(), length=size, salt=None, info=f"frazil {purpose}".encode()).derive(self._text)
 
@@ -60,13 +60,13 @@ class Secret:
 
     @cached_property
     def _siv(self):  # type: ignore[no-untyped-def]  # a class of an extra
-        from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # noqa: PLC0415 - an extra's
+        from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # noqa: PLC0415 - from an optional package
 
         return AESSIV(self._derived("tokenize", 64))
 
     @cached_property
     def _gcm(self):  # type: ignore[no-untyped-def]  # a class of an extra
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - an extra's
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - from an optional package
 
         return AESGCM(self._derived("dead letters", 32))
 
@@ -76,12 +76,12 @@ class Secret:
 
     def token(self, text: str) -> str:
         """Encrypt the text with AES-SIV, and return it in URL-safe base64 without padding."""
-        # AES-SIV accepts no empty text, so every text gets a prefix.
+        # AES-SIV does not accept empty texts, so every text gets a prefix.
         return base64.urlsafe_b64encode(self._siv.encrypt(b"t" + text.encode(), None)).decode().rstrip("=")
 
     def revealed(self, token: str) -> str:
         """Decrypt a token. Raises ValueError if the token was made with another secret."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - from an optional package
 
         try:
             data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
@@ -91,13 +91,13 @@ class Secret:
         return text[1:].decode()
 
     def sealed(self, value: bytes, place: str) -> bytes:
-        """Encrypt the value, bound to the coordinates in `place`."""
+        """Encrypt a value. Only a caller with the same `place` (see `place_of`) can decrypt it."""
         nonce = os.urandom(NONCE)
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
     def unsealed(self, sealed: bytes, place: str) -> bytes:
-        """Decrypt the result of `sealed`. Raises SpecError for another secret or other coordinates."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
+        """Decrypt the result of `sealed`. Raises SpecError if the secret or `place` is another one."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - from an optional package
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
         try:
@@ -115,14 +115,14 @@ class Unsealer:
     def __init__(self, reference: str | None, *, sensitive: bool) -> None:
         """`reference` refers to the secret. It is resolved only when an encrypted part is found.
 
-        For a stream that is not `sensitive`, parts are returned unchanged, because any producer can send bytes that
-        look encrypted.
+        If the stream is not `sensitive`, parts are returned unchanged: a producer may have sent bytes that look
+        encrypted.
         """
         self._reference, self._sensitive = reference, sensitive
         self._secret: Secret | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
-        """Return the original part. Raises SpecError if the part is encrypted and the secret is missing or wrong."""
+        """Decrypt a part if it is encrypted; else return it unchanged. Raises SpecError without the right secret."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
@@ -136,13 +136,13 @@ def unsealer_of(spec: StreamSpec) -> Unsealer:
 
 
 def check_secret(spec: StreamSpec) -> None:
-    """Raise SpecError or MissingExtra if the stream needs a secret that cannot be used here."""
+    """Raise SpecError or MissingExtra if the stream needs a secret that this process cannot use."""
     if spec.sensitive and spec.sensitive.needs_secret and spec.sensitive.secret:
         Secret.of(spec.sensitive.secret, os.environ)
 
 
 def place_of(topic: str, partition: int, offset: int, part: str) -> str:
-    """Return the coordinates of a record's part: of its `key`, its `value`, or a `header_part`."""
+    """Return the coordinates of a part of a record as text. `part` is `key`, `value` or a `header_part`."""
     return f"{topic}[{partition}]@{offset} {part}"
 
 

@@ -1,6 +1,6 @@
-"""Protects sensitive values of records before they are staged, logged or kept as dead letters.
+"""Protects sensitive values of records before they are staged, logged or stored as dead letters.
 
-Columns are changed after decoding. Masking uses Arrow; hashes and tokens are computed once per distinct text of a
+Columns are masked, hashed or tokenized after decoding. Hashes and tokens are computed once per distinct text of a
 chunk. A rejection's error text is reduced to the column's name, because the rest may quote a value.
 """
 
@@ -64,7 +64,7 @@ class Protector:
         return rows
 
     def masked(self, rejections: Sequence[Rejection]) -> list[Rejection]:
-        """Return the rejections with error texts that do not quote values."""
+        """Remove everything that may quote a value from the error texts of rejections."""
         return [r._replace(error=self._without_values(r.error)) for r in rejections]
 
     def _without_values(self, error: str) -> str:
@@ -72,22 +72,24 @@ class Protector:
         return WITHHELD if name is None else f"{name}: {WITHHELD}"
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
-        """Return what a dead letter keeps of a part of the record: the part itself, its encryption, or a
-        placeholder.
+        """Return what a dead letter stores for a part of the record: the part, its encryption, or a placeholder.
+
+        Returns None if the part is null.
         """
         if value is None:
             return None
         if self._dead_letters == "keep" and not value.startswith(RESERVED):
             return value
-        if self._dead_letters != "encrypt":  # or a producer wrote what looks like ours
+        if self._dead_letters != "encrypt":  # or a producer sent bytes that look like a placeholder
             return OMITTED
         assert self._secret is not None, "the declaration's rules require a secret"
         return self._secret.sealed(value, place)
 
 
 def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the paths, in lower case, at which records may have sensitive values: by the columns' names and aliases,
-    in whatever case, and the dropped fields.
+    """Return the lower-case paths of record fields with sensitive values.
+
+    These are the fields of sensitive columns, under the columns' names and aliases, and the dropped fields.
     """
     if not context.sensitive:
         return []
@@ -103,15 +105,15 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the paths, in lower case, of fields that go to no `rest` column."""
+    """Return the lower-case paths of fields that must not go to a `rest` column."""
     hidden = hidden_paths(context, schema)
     if not context.as_in_kafka:
-        hidden += [(name,) for name in COORDINATE_NAMES]  # a line of a file has the coordinates as fields
+        hidden += [(name,) for name in COORDINATE_NAMES]  # lines of a file have coordinates as fields
     return hidden
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:
-    """Return the error in a form that is safe to raise and log. Errors of other libraries may quote a record."""
+    """Return an error that is safe to raise and log. Texts of other libraries are removed: they may quote values."""
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
@@ -129,9 +131,7 @@ def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str
 
 
 def _steps(schema: Schema, name: str) -> list[str]:
-    """Return the path of a column, from the top-level column inwards. Raises SpecError if the table has no such
-    column.
-    """
+    """Split a column's full name into its path. Raises SpecError if the table does not have the column."""
     try:
         schema.find_field(name)
     except ValueError:
@@ -143,7 +143,7 @@ def _steps(schema: Schema, name: str) -> list[str]:
 
 
 def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
-    """Return the array with the texts at this path replaced. Nulls stay null at every level."""
+    """Apply `change` to the texts at this path inside the array. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]

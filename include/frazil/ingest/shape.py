@@ -1,8 +1,7 @@
-"""Turns a chunk of records into rows that fit the table. All other records become rejections.
+"""Turns a chunk of records into rows that fit the table. Records that do not fit become rejections.
 
-Fills the key columns of tombstones (records without a value) from the fields of the record key.
-
-Record keys are decoded in the same format as record values.
+For tombstones (records without a value), the key columns are filled from the record key. Record keys are decoded with
+the same format as values.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Shaper:
         self._decode = decode
         self._protect = protect
         self._transforms = context.transform is not None
-        # With a transform, they are fields of `records`, which the decoder fills.
+        # With a transform, keys and headers are fields of `records`, which the decoder fills.
         beside = {} if self._transforms else context.beside
         self._beside = BesideValue(record_schema(schema, context.coordinates), beside)
         self._changes = ChangeReader(context.changes, key_decoder(context, schema)) if context.changes else None
@@ -70,13 +69,13 @@ class Shaper:
         self._quote: Quoter = (lambda _, __: None) if self._transforms else quoter(context.record_format)
         self._units = context.units
         self.drift = SchemaDrift()
-        """What the records so far have beyond the schema."""
+        """Schema drift of all records so far."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Return rows with the table's schema. A record outside a backfill's time range becomes neither row nor
-        rejection.
+        """Return rows with the table's schema. Records outside a backfill's time range are left out.
 
-        A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
+        A record with several rows is accepted or rejected as a whole: it must not be in the table and also be a dead
+        letter.
         """
         decoded = self.decoded(chunk)
         if self._several:
@@ -98,11 +97,11 @@ class Shaper:
         return whole_records(found) if self._several else found
 
     def records_of(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return the mask of each record's first row, given each row's record; None if each record is one row."""
+        """Return a mask of each record's first row; None if all have one row. Row i comes from record `kept[i]`."""
         return line_numbers(kept) == 0 if self._several else None
 
     def decoded(self, chunk: Chunk) -> Decoded:
-        """Return the rows without coordinates, before they are checked."""
+        """Decode the chunk to rows without coordinates. The ranges of their values are not checked yet."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
@@ -113,7 +112,7 @@ class Shaper:
                 return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
         if drift := decoded.drift:
-            if self._protect:  # a name may be a value
+            if self._protect:  # a field's name may contain a sensitive value
                 drift = dataclasses.replace(drift, names=())
             self.drift = joined_drift([self.drift, drift])
         if self._changes:
@@ -146,9 +145,9 @@ class Shaper:
 
 
 def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
-    """Return the error text for a date or time out of range. The text quotes the record if its bytes are known.
+    """Return the error text for a date or time out of range. It quotes the value as sent if `record` is given.
 
-    `units` has the unit of each column whose values arrive as numbers.
+    `units` maps a column whose values arrive as numbers to their unit.
     """
     words = None if record is None else quote(record, moment.path)
     unit = units.get(".".join(moment.path))
@@ -156,9 +155,9 @@ def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: M
 
 
 def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Yield the partition fields that truncate numbers, each with the lowest number that can be truncated.
+    """Yield each partition field that truncates numbers, with the lowest number that it can truncate.
 
-    Truncating a lower number would leave the range of the column's type.
+    For a lower number, the result would be outside the range of the column's type.
     """
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
@@ -173,7 +172,7 @@ def _scaled(number: int, kind: DecimalType) -> Decimal:
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
-    """Return the result with these rows as rejections."""
+    """Turn these rows into rejections. `wrong` maps a row to its error text."""
     rows = np.array(sorted(wrong))
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False
@@ -187,13 +186,11 @@ def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
 
 
 PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
-"""Field ids of `payload`, in which Kafka Connect wraps JSON that comes with its schema, and of its first inner
-field.
-"""
+"""Field ids of `payload` and of its first field. Kafka Connect sends JSON with a schema as `{schema, payload}`."""
 
 
 def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
-    """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the key."""
+    """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the record key."""
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)
@@ -209,7 +206,7 @@ class KeyFields:
     def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
         inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
-        # With a column of this name, a key with its schema looks the same as one without.
+        # With a column of this name, keys with and without a schema look the same.
         self._wrapped = "payload" not in key.column_names
         payload = [NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)] * self._wrapped
         of_inner = {PAYLOAD_IDS + n: units[f.field_id] for n, f in enumerate(plain) if f.field_id in units}

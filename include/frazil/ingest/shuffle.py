@@ -19,7 +19,7 @@ from frazil.ingest.parquet import FileLayout, partition_bytes
 from frazil.ingest.split import group
 
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Compress here, so that fewer bytes pass between Python and the JVM. Spark's own compression is off."""
+"""Rows are compressed here, so that fewer bytes pass between Python and the JVM. Spark's own compression is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Shuffler:
         self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
         self._found: dict[tuple[object, ...], _Writers] = {}
         self.sent = [0] * shuffle.writers
-        """Rows by writer so far."""
+        """Number of rows sent to each writer so far."""
 
     @property
     def partitions(self) -> int:
-        """Number of table partitions for which the task has had rows."""
+        """Number of table partitions among the rows so far."""
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
@@ -77,7 +77,7 @@ class Shuffler:
         return writers
 
     def _writers_of(self, values: tuple[object, ...]) -> _Writers:
-        # Equal floats may be different partitions: 0.0 and -0.0.
+        # Floats that compare equal can be different partitions: 0.0 and -0.0.
         name = tuple(repr(v) if isinstance(v, float) else v for v in values)
         found = self._found.get(name)
         if found is None:
@@ -99,9 +99,7 @@ class _Writers:
 
 
 def writer_of_unknown(key: PartitionKey, writers: int) -> int:
-    """Return the writer of a partition that recent batches did not have. Such a partition gets a single writer, and so
-    one file.
-    """
+    """Return the writer of a partition that recent batches did not have. It gets one writer, and therefore one file."""
     return zlib.crc32(repr(key).encode()) % writers
 
 
@@ -119,7 +117,7 @@ def _packed(rows: pa.Table) -> bytes:
 
 
 def _scattered(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a pseudo-random number in `[0, 1)` for each record, from its range's salt and its offset.
+    """Derive a pseudo-random number in `[0, 1)` from each record's salt (one per range) and offset.
 
     This is the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).
     """

@@ -1,8 +1,8 @@
 """Encodes an event's position in its source's log as a text. Later events of the same log have greater texts.
 
-The text ends with the time of the change at the source, and the server. Within one log only the position is compared: a
-binlog has the start times of statements, which are not monotonic. Time and server show that a new log began: another
-server, a restored server, or `RESET MASTER`.
+The text ends with the time of the change and the server. Events of one log are compared by their position only, because
+a binlog has the start times of statements, which are not monotonic. Time and server show whether a new log has begun:
+on another server, on a restored server, or after `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ POSITIONS: Mapping[str, IcebergType] = {
     "ts_ms": LongType(),
     "server_id": LongType(),
 }
-"""Fields of `source` with an event's position in PostgreSQL's or MySQL's log, its time and its server."""
+"""Fields of `source` for an event's position in PostgreSQL's or MySQL's log, its time, and its server."""
 MIN_NEW_LOG_GAP_MS = 3_600_000
 """Minimum time (ms) after which a lower position means a new log. No statement should take this long."""
 MAX_FILE_CHARACTERS = 255
-"""Maximum length of a binlog's file name; file systems allow no longer names."""
+"""Maximum length of a binlog's file name, as in file systems."""
 _TIME_DIGITS = 13
 _DIGITS = 20
 """Number of digits to which the numbers in a position are padded."""
@@ -44,7 +44,7 @@ _LONG_NUMBERS = (7, 8, 9, 10)
 
 
 class Logs(NamedTuple):
-    """Time (milliseconds since 1970) of each position, and its log. Unknown times are 0, unknown texts empty."""
+    """The time (ms since 1970) and the log of each position. Unknown times are 0; unknown texts are empty."""
 
     ms: NDArray[np.int64]
     name: pa.Array
@@ -53,7 +53,7 @@ class Logs(NamedTuple):
 
 
 def positions(source: Mapping[str, pa.Array]) -> pa.Array:
-    """Return the position of each event; null for an event without one, as in an incremental snapshot.
+    """Encode the position of each event; null for an event without a position, as in an incremental snapshot.
 
     `source` has the fields of `POSITIONS`.
     """
@@ -69,9 +69,9 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def began_again(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Return the mask of positions in `new` whose log began after the log of the position in `old`.
+    """Return a mask of the positions in `new` that belong to a newer log than the position in `old`.
 
-    A new log is recognised by a much later time, or by another server or binlog name.
+    A newer log is recognised by a much later time, or by a later time with another server or binlog name.
     """
     one, other = logs(new), logs(old)
     moved = _differ(one.name, other.name) | _differ(one.server, other.server)
@@ -80,7 +80,7 @@ def began_again(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
 
 
 def is_after(one: str | None, other: str | None) -> bool:
-    """Return whether the first position comes after the second one, in the same log or in a newer log."""
+    """Return whether `one` comes after `other` in the same log, or is in a newer log. False if either is None."""
     if one is None or other is None:
         return False
     if one > other:
@@ -93,7 +93,7 @@ def is_after(one: str | None, other: str | None) -> bool:
 
 
 def is_before(one: str | None, other: str | None) -> bool:
-    """Return whether the first position comes before the second one in the same log."""
+    """Return whether `one` differs from `other` and does not come after it. False if either is None."""
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
@@ -112,10 +112,10 @@ def _differ(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 
 
 def _in_order(file: pa.Array) -> pa.Array:
-    """Return binlog file names as texts that sort in log order; null for an empty or invalid name.
+    """Convert binlog file names to texts that sort in log order; null for an empty or invalid name.
 
-    A letter is inserted before numbers of seven or more digits, so that they sort after shorter numbers. Names with
-    shorter numbers are not changed, because tables already contain them.
+    A letter is inserted before a number of seven or more digits, so that it sorts after shorter numbers. Names with
+    shorter numbers stay unchanged, because tables already contain them.
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), MAX_FILE_CHARACTERS))
     file = pc.if_else(is_name, file, None)
@@ -125,9 +125,9 @@ def _in_order(file: pa.Array) -> pa.Array:
 
 
 def _whole(numbers: pa.Array) -> pa.Array:
-    """Return a numeric field of `source`. A time is converted to milliseconds; a field of any other type becomes null.
+    """Return the values as int64: timestamps in milliseconds; negative values and values of other types as null.
 
-    A field has another type if a column of the table reads it, too.
+    A field of `source` can have another type if a declared column also reads it.
     """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))

@@ -21,16 +21,14 @@ from frazil.ingest.arrow_values import plain
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one partition. `values` has one Python value per partition field, the result of the field's
-    transform.
-    """
+    """The rows of one partition. `values` has the transformed Python value of each partition field."""
 
     values: tuple[Any, ...]
     rows: pa.Table
 
 
 def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
-    """Return the column of a field, which may be nested, as one array. UUIDs are returned as their 16 bytes."""
+    """Return the values of a field, which may be nested, as one array. UUIDs become their 16 bytes."""
     path = schema.accessor_for_field(field_id)
     array = table.column(path.position).combine_chunks()
     while path.inner is not None:
@@ -53,7 +51,7 @@ def transformed(array: pa.Array, transform: Transform[Any, Any], source: Iceberg
 def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
     """Yield one part per partition value. Each part keeps the order of its rows.
 
-    Most chunks have one partition value and are not copied. Otherwise each part is a copy of its rows: a buffered slice
+    Most chunks have one partition value and are not copied. Otherwise each part is a copy, because a buffered slice
     would keep the whole chunk in memory.
     """
     if table.num_rows == 0:
@@ -76,7 +74,7 @@ def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part
 
 
 def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
-    """Return the distinct partition values, and for each row the index of its value."""
+    """Return each row's index in the list of distinct partition values, and this list."""
     encoded = [_codes(table, schema, field.source_id, field.transform) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
@@ -92,8 +90,9 @@ def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray
 def _codes(
     table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], pa.Array]:
-    """Return the distinct values of a transformed column, and for each row the index of its value. Nulls and NaNs count
-    as values.
+    """Transform a column. Returns each row's index in the array of distinct values, and this array.
+
+    Nulls and NaNs count as values.
     """
     source = schema.find_type(source_id)
     array = transformed(column_of(table, schema, source_id), transform, source)
@@ -102,8 +101,9 @@ def _codes(
 
 
 def sort(table: pa.Table, schema: Schema, order: SortOrder) -> pa.Table:
-    """Sort rows by the table's sort order: each key has a direction and a position of nulls. NaN is above all
-    numbers.
+    """Sort rows by the table's sort order, including its directions and positions of nulls.
+
+    NaN sorts after all numbers.
     """
     keys: dict[str, pa.Array] = {}
     directions: list[tuple[str, str]] = []

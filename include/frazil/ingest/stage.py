@@ -1,7 +1,7 @@
 """Stages one task of a batch on an executor: reads Kafka or a backfill's files, and writes Parquet files.
 
-The files are not part of a table yet. `stage` is a whole task; `read` and `write` are the tasks before and after a
-shuffle.
+The files are not part of a table yet. `stage` does a whole task. With a shuffle, `read` does the part before it and
+`write` the part after it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from frazil.ingest.write import file_namer
 log = logging.getLogger(__name__)
 
 UNWRITABLE = "Unwritable"
-"""Error class of a record that cannot be written even alone, for whatever reason."""
+"""Error class of a record that cannot be written on its own, for any reason."""
 
 
 def _now_us() -> int:
@@ -55,7 +55,7 @@ def _now_us() -> int:
 
 
 class Suspect(Exception):
-    """An error that a record may have caused. Only `read` and `write` raise it."""
+    """Wraps an error that a record may have caused. Of the public functions, only `read` and `write` raise it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -72,14 +72,14 @@ def stage(
     """Read the task's ranges, then decode, split, sort and write their records.
 
     `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first attempt. The
-    result has each range once, even an empty one. `on_progress` gets the number of records read, about once a second.
-    An Exception that it raises is logged; any other BaseException ends the stage.
+    result has each range once, even an empty one. `on_progress` is called with the number of records read, about once a
+    second. An Exception that it raises is logged; any other BaseException ends the stage.
 
-    A record may cause any error that does not certainly come from the environment. After such an error, the ranges are
-    read again, and each chunk is tried in memory before it is written. A record that fails alone becomes a dead letter.
-    If no record fails alone, the error recurs and is raised.
+    An error that does not certainly come from the environment may be caused by a record. After such an error, the
+    ranges are read again, and each chunk is first written in memory. A record that cannot be written on its own becomes
+    a dead letter. If there is no such record, the error occurs again and is raised.
 
-    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises. The
+    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and errors of the storage. The
     files of a failed stage are removed as far as possible.
     """
 
@@ -98,9 +98,9 @@ def stage(
 
 
 def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
-    """Stage everything that the task reads. Yields the parcels for writers after a shuffle, and returns the result.
+    """Stage everything that the task reads. Yields the parcels for a shuffle's writers, and returns the result.
 
-    If `tried`, each chunk is tried in memory before it is written.
+    If `tried`, each chunk is written in memory before it is written to files.
     """
     take = run.take_tried if tried else run.take
     report = Reporter(on_progress)
@@ -138,13 +138,13 @@ def _drained(reading: Generator[Parcel, None, StageResult]) -> StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Result of a task before a shuffle, without the rows it sent. `result.files` has only files of dead letters."""
+    """Result of a task before a shuffle, without the rows that it sent. `result.files` has only dead-letter files."""
 
     result: StageResult
     sent: tuple[int, ...]
     """Number of rows sent to each writer."""
     partitions: int
-    """Number of table partitions of the sent rows. Without a shuffle, the task would write a file for each."""
+    """Number of table partitions among the sent rows. Without a shuffle, the task would write a file for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Written:
 
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Number of rows received from each task."""
+    """Map the index of each task that sent rows to its number of rows."""
 
 
 def read(
@@ -166,8 +166,8 @@ def read(
 ) -> Iterator[Parcel | Read]:
     """Like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
 
-    Yields parcels, and the `Read` last. Raises what `stage` raises, and Suspect. Rows that were sent cannot be taken
-    back, so the whole batch must then be staged without a shuffle to find the failing record.
+    Yields parcels, and finally the `Read`. Raises the same errors as `stage`, and Suspect. Sent rows cannot be taken
+    back. After Suspect, the whole batch must therefore be staged without a shuffle to find the failing record.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _read(run, on_progress, tried=False)
@@ -184,8 +184,8 @@ def write(
 ) -> Written:
     """Write the rows that `read` sent to one writer, in any order.
 
-    `on_progress` gets the number of rows written, about once a second and at the end, as in `stage`. Raises Suspect,
-    what the storage raises, and what `on_progress` raises; the files are then removed.
+    `on_progress` is called with the number of rows written, about once a second and at the end, as in `stage`. Raises
+    Suspect and errors of the storage; the files are then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
@@ -227,7 +227,7 @@ def _suspicion() -> Iterator[None]:
 
 
 class _Stage:
-    """The objects that take part in staging one task."""
+    """Stages the chunks of one task. Holds its decoder, writers and counters."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         name = file_namer(task.index, attempt)
@@ -262,7 +262,7 @@ class _Stage:
         )
 
     def parcels(self) -> Iterable[Parcel]:
-        """Return the parcels for writers that were made since the last call."""
+        """Return the parcels that were made since the last call; none without a shuffle."""
         return ()
 
     def take(self, chunk: Chunk) -> None:
@@ -270,7 +270,7 @@ class _Stage:
             self._land(part, self._shaped(part))
 
     def take_tried(self, chunk: Chunk) -> None:
-        """Like `take`, but try the records in memory first, and reject records that fail alone."""
+        """Like `take`, but write the records in memory first, and reject those that cannot be written on their own."""
         for part in self._parts(chunk, self._tried):
             self._land(part, self._tried(part))
 
@@ -282,7 +282,7 @@ class _Stage:
         return joined(parts)
 
     def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
-        """Return the chunk in parts, each for tables with the same columns."""
+        """Split a chunk into parts. The records of a part are decoded with the same columns."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = Decoded(pa.table({}), np.arange(len(chunk)))
@@ -307,7 +307,7 @@ class _Stage:
         return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def check_table(self) -> None:
-        """Write a row of nulls and zeros in memory. If this raises, the table is at fault, not a record."""
+        """Write a row of nulls and zeros in memory. An error shows that the table is at fault, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
@@ -366,7 +366,7 @@ class _Stage:
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
             self._rejects.add(chunk, shaped.rejections)
 
-    def _add(self, chunk: Chunk, shaped: Decoded) -> None:  # noqa: ARG002 - where the rows are routed, it matters
+    def _add(self, chunk: Chunk, shaped: Decoded) -> None:  # noqa: ARG002 - used by a subclass
         self._main.add(shaped.rows)
 
     def _refused(self, chunk: Chunk, rejection: Rejection) -> SpecError:
@@ -404,7 +404,7 @@ class _Stage:
 
 
 class _ShuffledStage(_Stage):
-    """Sends the rows of the main table to the writers after the shuffle."""
+    """Like `_Stage`, but sends the rows of the main table to the shuffle's writers."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
@@ -424,9 +424,7 @@ class _ShuffledStage(_Stage):
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection. Each collection would scan hundreds of thousands of live messages, none of them
-    cyclic.
-    """
+    """Pause garbage collection. Each run would scan hundreds of thousands of live messages, which have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Runs a stream's transform: DuckDB makes the table's columns from the decoded fields of a chunk's records.
+"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of a chunk's records.
 
-The chunk's records are transformed by one query. If an expression fails for any record, a second query finds all such
-records; they become dead letters, and the others are transformed again. A record's result does not depend on other
-records: DuckDB's optimizer is off, and both queries evaluate the same expressions in the same order.
+One query transforms all records of the chunk. If an expression fails for any record, further queries find all such
+records. These become dead letters, and the others are transformed again. A record's result does not depend on other
+records: DuckDB's optimizer is off, and all queries evaluate the same expressions in the same order.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class TransformedDecoder:
     def __init__(
         self, decode: Decoder, beside: BesideValue, transform: Transform, columns: Schema, *, withheld: bool
     ) -> None:
-        """`withheld` is whether error texts must not quote values."""
+        """`withheld`: whether error texts must not quote values."""
         self._decode, self._beside, self._transform = decode, beside, transform
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
         self._wary = False
-        """Whether a record of the last chunk failed: then the next chunk is searched for such records first."""
+        """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records at once."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
@@ -113,7 +113,7 @@ class TransformedDecoder:
             connection.unregister("records")
 
     def _made_of(self, records: pa.Table) -> pa.Table | None:
-        """Return the transformed rows; None if an expression fails for a record."""
+        """Transform the records with one query. Returns None if an expression fails for any record."""
         import duckdb  # noqa: PLC0415 - as in open_connection
 
         try:
@@ -122,9 +122,10 @@ class TransformedDecoder:
             return None
 
     def _without_failing(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
-        """Return the error text of each record for which an expression fails, and the transformed rows of the others.
+        """Find the records for which an expression fails, and transform the others.
 
-        Usually all of these are among the suspects, and only suspects are tried one by one.
+        Returns a map from a failing record's row to its error text, and the transformed rows. Usually all failing
+        records are among the suspects, and only these are searched.
         """
         suspect = self._suspects(records)
         failed = self._failing(records.filter(pa.array(suspect)))
@@ -145,12 +146,12 @@ class TransformedDecoder:
         query = selecting(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
         try:
             suspect: NDArray[np.bool_] = self._query(query, records).column(0).to_numpy()
-        except duckdb.Error:  # a condition fails itself, or names the rows of UNNEST
+        except duckdb.Error:  # the condition itself fails, or it uses rows of UNNEST
             return everything
         return suspect
 
     def _failing(self, records: pa.Table) -> dict[int, str]:
-        """Return the error text of each row for which an expression fails."""
+        """Map each row for which an expression fails to its error text."""
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
             source = f"SELECT *, {tried(condition_of(transform))} AS {KEEP} FROM records AS {quoted(transform.alias)}"
@@ -179,7 +180,7 @@ class TransformedDecoder:
         return failed
 
     def _texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
-        """Return an error text for each of the rows, with the values of the fields that the expression reads."""
+        """Map each of these rows to an error text. It quotes the fields that the expression reads unless `withheld`."""
         failed = f"{name}: {expression} failed"
         if self._withheld or not reads:
             return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
@@ -188,10 +189,10 @@ class TransformedDecoder:
         return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
     def _rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
-        """Return the table's columns, and by row why a row does not fit them."""
+        """Return the table's columns, and a map from each row that does not fit them to its error class and text."""
         arrays, wrong = [], dict[int, tuple[str, str]]()
         for field in self._columns:
-            if field.name not in self._made:  # a column that others added to the table
+            if field.name not in self._made:  # a column that another program added to the table
                 arrays.append(pa.nulls(made.num_rows, field.type))
                 continue
             values = made.column(field.name)
@@ -203,7 +204,7 @@ class TransformedDecoder:
                 unfit = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
                 for row in np.flatnonzero(unfit.to_numpy()).tolist():
                     wrong.setdefault(row, (FAILED, f"{field.name}: the value does not have {length} bytes"))
-                values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # is filtered out below
+                values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # to be filtered out
             array = cast_unchecked(values.combine_chunks(), field.type)
             for row, text in lacking(array, field).items():
                 wrong.setdefault(row, ("MissingRequired", text))

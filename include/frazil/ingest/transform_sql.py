@@ -1,7 +1,7 @@
-"""Checks a declared `transform` and prepares it for executors: one SELECT that makes table columns from one record.
+"""Checks a declared `transform` and prepares it for executors: a SELECT that computes table columns from one record.
 
-DuckDB parses the statement and resolves names and types. Its syntax tree is then walked, and everything that is not a
-pure function of one record is refused. Unknown parts of the tree are refused too.
+DuckDB parses the statement and resolves names and types. Everything in its syntax tree that is not a pure function of
+one record is rejected; so are unknown parts of the tree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from frazil.spec.model import StreamSpec
 ROW, KEEP, UNNESTED = "_frazil_row", "_frazil_keep", "_frazil_unnested_"
 """Names that a transform's queries add to the fields of `records`."""
 MEMORY = "512MB"
-"""DuckDB's memory limit in a task. A chunk has about a tenth of that."""
+"""DuckDB's memory limit in a task. A chunk takes about a tenth of this."""
 
 _Node = dict[str, Any]
 _CLASSES = frozenset(
@@ -51,9 +51,9 @@ _NO_CLAUSES = {
 }
 _NO_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
 _IMPURE = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
-"""Functions that DuckDB declares as stable, but that depend on the clock, the time zone or DuckDB's version."""
+"""Functions that DuckDB declares as stable, although they depend on the clock, the time zone or DuckDB's version."""
 _BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
-"""Functions whose second argument names an aggregate function for the elements of a list."""
+"""Functions whose second argument is the name of an aggregate function for the elements of a list."""
 _SIZED = {
     "array_resize": 1,
     "bar": 1,
@@ -65,14 +65,15 @@ _SIZED = {
     "repeat": 1,
     "rpad": 1,
 }
-"""Functions whose arguments, from this one on, set the length of the result, which DuckDB's memory limit ignores."""
+"""Map a function to its first argument that sets the result's length. DuckDB's memory limit ignores that length."""
 MAX_SIZE = 100_000
 
 
 def open_connection() -> Any:
-    """Return a DuckDB connection that reaches neither files nor the network, with one thread and limited memory.
+    """Return a DuckDB connection with one thread, limited memory, and no access to files or the network.
 
-    The optimizer is off, because it moves expressions: a record's result would depend on the plan. Raises MissingExtra.
+    The optimizer is off, because it reorders expressions: a record's result would depend on the query plan. Raises
+    MissingExtra.
     """
     with extras_named():
         import duckdb  # noqa: PLC0415 - only a stream with a transform needs it
@@ -101,19 +102,19 @@ def quoted(name: str) -> str:
 
 
 def selecting(transform: Transform, columns: Sequence[str], *, source: str) -> str:
-    """Return a query of `columns`, with the rows of `source` under the name that the transform gives to `records`."""
+    """Return a query that selects `columns` from `source`, which gets the transform's alias of `records`."""
     return f"SELECT {', '.join(columns)} FROM ({source}) AS {quoted(transform.alias)}"
 
 
 def tried(expression: str) -> str:
-    """Return an expression that is null only if `expression` fails."""
+    """Return an SQL expression that is null if, and only if, `expression` fails."""
     return f"TRY(struct_pack(v := {expression}))"
 
 
 def kept_rows(transform: Transform) -> str:
-    """Return the query of the records that WHERE keeps.
+    """Return a query for the records that meet the WHERE conditions.
 
-    Conditions joined by AND are evaluated from left to right, each only if the ones before are true.
+    Conditions joined by AND are evaluated from left to right. A condition is evaluated only if all before it are true.
     """
     if not transform.where:
         return "SELECT * FROM records"
@@ -129,26 +130,26 @@ def condition_of(transform: Transform) -> str:
 
 
 def unnested_rows(transform: Transform, source: str) -> str:
-    """Return the query of `source` with the lists of UNNEST as rows."""
+    """Return a query that turns the elements of UNNEST's lists in `source` into rows."""
     lists = [f"unnest({text}) AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
     return selecting(transform, ["*", *lists], source=source) if lists else source
 
 
 def whole_query(transform: Transform) -> str:
-    """Return the query of all rows and columns, each row with the number of its record in `_frazil_row`."""
+    """Return the query for all rows and columns. `_frazil_row` has the number of each row's record."""
     columns = [ROW, *(f"{column.expression} AS {quoted(column.name)}" for column in transform.columns)]
     return selecting(transform, columns, source=unnested_rows(transform, kept_rows(transform)))
 
 
 class Result(NamedTuple):
-    """A checked transform, and the type of each of its columns, in Iceberg's notation."""
+    """A checked transform. `types` maps each of its columns to the type, in Iceberg's notation."""
 
     transform: Transform
     types: Mapping[str, str]
 
 
 def checked(spec: StreamSpec) -> Result:
-    """Return the stream's transform in a form for executors, whose columns are exactly those of the stream's `schema`.
+    """Check the stream's transform, and prepare it for executors. It must make exactly the columns of `schema`.
 
     Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
     """
@@ -198,7 +199,7 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
 
 
 def _types(connection: Any, found: Transform) -> dict[str, str]:
-    """Return the type of each column. Each expression is bound alone, so that an error names its column."""
+    """Map each column to its type. Each expression is bound separately, so that an error can name its column."""
     import duckdb  # noqa: PLC0415 - as in open_connection
 
     def bound(where: str, query: str) -> Any:
@@ -223,7 +224,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _Checker:
-    """Walks one statement."""
+    """Checks the syntax tree of one statement."""
 
     def __init__(self, connection: Any, fields: Sequence[str]) -> None:
         self._connection = connection
@@ -309,7 +310,7 @@ class _Checker:
                 yield name, instead.get(lower, field)
 
     def _fails(self, expression: _Node) -> str:
-        """Return the condition under which an expression fails; without an exception for each record where possible."""
+        """Return an SQL condition that is true if the expression fails. Avoids exceptions per record if possible."""
         if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
             return "false"
         kind = expression.get("type_expr")
@@ -326,7 +327,7 @@ class _Checker:
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
     def _suspect(self, part: Any) -> None:
-        """Collect conditions of records for which a cast or a division in this expression may fail."""
+        """Collect conditions that select the records for which a cast or division in this expression may fail."""
         if isinstance(part, list):
             for inner in part:
                 self._suspect(inner)
@@ -370,7 +371,7 @@ class _Checker:
         return str(rows[0][0]).removeprefix("SELECT ").strip()
 
     def _fields_of(self, expression: Any) -> tuple[str, ...]:
-        """Return the fields of `records` that an expression uses, for the texts of dead letters."""
+        """Return the fields of `records` that an expression uses. The error texts of dead letters quote them."""
         found = {
             self._fields[name.lower()]
             for node in _nodes(expression)
@@ -381,7 +382,7 @@ class _Checker:
         return tuple(sorted(found))
 
     def _without_unnest(self, expression: Any) -> Any:
-        """Replace each UNNEST by a column that an inner query makes."""
+        """Replace each UNNEST with a column that an inner query computes."""
         if isinstance(expression, list):
             return [self._without_unnest(part) for part in expression]
         if not isinstance(expression, dict):
@@ -397,7 +398,7 @@ class _Checker:
         return {key: self._without_unnest(value) for key, value in expression.items()}
 
     def _walk(self, part: Any, names: Collection[str]) -> None:
-        """Check an expression; `names` are parameters of the lambdas and macros around it."""
+        """Check an expression. `names` are the parameters of the lambdas and macros that enclose it."""
         if isinstance(part, list):
             for inner in part:
                 self._walk(inner, names)
@@ -432,7 +433,7 @@ class _Checker:
         raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
 
     def _parameters(self, part: _Node) -> list[str]:
-        """Return the parameters of a lambda. `a -> '$.b'`, which reads JSON, is a lambda too for DuckDB's parser."""
+        """Return the parameters of a lambda. DuckDB also parses `a -> '$.b'`, which reads JSON, as a lambda."""
         single = part["syntax_type"] == "SINGLE_ARROW"
         columns = [node["column_names"] for node in _nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):
@@ -456,7 +457,7 @@ class _Checker:
             return
         if name not in self._macros:
             raise SpecError(f"transform: {name} is not a function of one record that always gives the same result")
-        parameters, definition = self._macros.pop(name)  # a macro of itself would never end
+        parameters, definition = self._macros.pop(name)  # otherwise a recursive macro would never end
         try:
             inner = self._statement(f"SELECT {definition}")["select_list"]
             self._walk(inner, {parameter.lower() for parameter in parameters})
@@ -469,7 +470,7 @@ _DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
 
 
 def _lenient(part: Any) -> Any:
-    """Return an expression whose casts give null instead of failing."""
+    """Replace all casts in an expression with TRY_CAST, which returns null instead of failing."""
     if isinstance(part, list):
         return [_lenient(inner) for inner in part]
     if not isinstance(part, dict):
@@ -482,7 +483,7 @@ _COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
 
 
 def _is_small(argument: _Node) -> bool:
-    """Return whether an argument is a constant that makes no long result: a text or a number up to `MAX_SIZE`."""
+    """Return whether an argument is a constant that limits the result: a text, or a number up to `MAX_SIZE`."""
     literal = argument["expression"].get("literal", {})
     if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
         return bool(argument["expression"]["class"] == "CONSTANT")
@@ -529,7 +530,7 @@ def _is_repeatable(call: _Node) -> bool:
 
 @lru_cache(maxsize=1)
 def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
-    """Return the names of stable functions, and the scalar macros with parameters and definition."""
+    """Return the names of stable functions, and a map from each scalar macro to its parameters and definition."""
     query = (
         "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
     )
@@ -554,7 +555,7 @@ def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
 
 
 def _nodes(part: Any) -> Iterator[_Node]:
-    """Yield the expressions in a part of a syntax tree."""
+    """Yield all expressions in a part of a syntax tree, at any depth."""
     if isinstance(part, list):
         for inner in part:
             yield from _nodes(inner)
@@ -591,9 +592,9 @@ _NAMES: dict[pa.DataType, str] = {
 
 
 def type_text(kind: pa.DataType) -> str:  # noqa: PLR0911 - a case for each kind of type
-    """Return an Arrow type in Iceberg's notation, or Arrow's own name of a type that Iceberg does not have.
+    """Return an Arrow type in Iceberg's notation; for types that Iceberg does not have, Arrow's name.
 
-    DuckDB returns `fixed` as binary.
+    `fixed` types become `binary`, as DuckDB returns them.
     """
     if kind in _NAMES:
         return _NAMES[kind]

@@ -1,4 +1,4 @@
-"""Buffers a task's rows by partition value in limited memory, and writes few, large files."""
+"""Buffers a task's rows by partition, in limited memory, to write few large files."""
 
 from __future__ import annotations
 
@@ -19,26 +19,23 @@ from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
 
 BUFFER_BYTES = 256 * 2**20
-"""Maximum Arrow bytes that a writer buffers. Beyond this, the writer writes the largest partition."""
+"""Maximum Arrow bytes that a writer buffers. Above this, it writes the partition with the most buffered bytes."""
 OPEN_BYTES = 512 * 2**20
-"""Maximum bytes that a writer's open files may keep in memory. Beyond this, the least recently written file is
-closed.
-"""
+"""Maximum bytes of a writer's open files in memory. Above this, it closes the least recently written file."""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
-"""Initial estimate of Arrow bytes per Parquet byte, until the first write measures the ratio."""
+"""Estimate of Arrow bytes per Parquet byte, used until the first write has measured the ratio."""
 MERGED_BYTES = 2**20
-"""Maximum size of buffered tables that are merged. Larger tables are not merged, because their overhead is relatively
-small.
-"""
+"""Maximum size (bytes) of buffered tables that are merged. The overhead of larger tables is relatively small."""
 MERGED_TABLES = 8
 UNSPLIT_BYTES = 64 * 2**20
-"""Bytes that are buffered before they are split, if splitting each added table would give tiny parts."""
+"""Bytes of unsplit rows that are buffered if splitting each added table by partition would give tiny parts."""
 PART_ROWS = 512
-"""Average number of rows per partition from which an added table is split at once. Splitting off a part costs as much
-as handling about this many rows.
+"""An added table is split by partition at once if it has at least this many rows per partition on average.
+
+Splitting off a part costs as much as handling about this many rows.
 """
 COLUMN_BYTES = 512
-"""Approximate overhead of each column of a table, in addition to its values."""
+"""Approximate memory (bytes) of each column of a table, in addition to its values."""
 
 
 @dataclass
@@ -51,7 +48,7 @@ class _Gathered:
     bytes: int = 0
     file: ParquetFile | None = None
     retained: int = 0
-    """Approximate bytes that the open file keeps in memory of its last row group."""
+    """Approximate bytes of the last row group that the open file keeps in memory."""
 
     def add(self, rows: pa.Table) -> None:
         """Add rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
@@ -69,14 +66,15 @@ class _Gathered:
         self.bytes += size
 
     def _alike(self) -> int:
-        """Return how many of the last tables are small and not much larger than the last one."""
+        """Count the tables at the end of the list that are small, and at most twice as large as the last table."""
         max_bytes = min(2 * self.sizes[-1], MERGED_BYTES)
         return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """Return the bytes that a table keeps in memory: its overhead and its whole buffers, even if it uses only a
-    part.
+    """Return the bytes that a table keeps in memory.
+
+    This includes its overhead, and its whole buffers even if the table uses only a part of them.
     """
     buffers: int = rows.get_total_buffer_size()
     return buffers + COLUMN_BYTES * len(rows.column_names)
@@ -85,12 +83,12 @@ def held_bytes(rows: pa.Table) -> int:
 class TableWriter:
     """Writes a task's rows of one table.
 
-    A partition gets a second file only if its first file has reached the target size, or was closed because open files
-    took too much memory. With a sort order, rows are buffered until they fill a file or memory is short, so that the
-    whole file is sorted if possible.
+    A partition gets a second file only if its first file reached the target size, or was closed because open files took
+    too much memory. With a sort order, rows are buffered until they fill a file, so that the whole file is sorted. If
+    memory is short, they are written earlier.
     """
 
-    def __init__(  # noqa: PLR0913 - the two bounds are for tests
+    def __init__(  # noqa: PLR0913 - tests set the two limits
         self,
         table: TargetTable,
         target: Target,
@@ -101,7 +99,7 @@ class TableWriter:
         open_bytes: int = OPEN_BYTES,
         layout: FileLayout | None = None,
     ) -> None:
-        """`layout` is the table's file layout, if the caller already has it."""
+        """`layout` is the table's file layout; None to parse it from `table`."""
         self._layout = layout or FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
@@ -112,7 +110,7 @@ class TableWriter:
         self._open_bytes = open_bytes
         self._expansion = FIRST_GUESS_BYTES_PER_BYTE
         self._parts = 0
-        """Number of partition values that the last split found."""
+        """Number of partitions that the last split found."""
         self._encodings = Encodings([], {})
         self._sampled = 0
         self._begin()
@@ -122,7 +120,7 @@ class TableWriter:
         self._unsplit: list[pa.Table] = []
         self._unsplit_held = 0
         self._held = 0
-        self._open: dict[int, _Gathered] = {}  # by id, the least recently written first
+        self._open: dict[int, _Gathered] = {}  # the key is `id(gathered)`; least recently written first
         self._retained = 0
         self._staged: list[StagedFile] = []
 
@@ -174,7 +172,7 @@ class TableWriter:
                 self._flush(gathered)
 
     def rehearse(self, rows: pa.Table) -> None:
-        """Do in memory what `add` and `finish` would do with these rows, and raise the same errors."""
+        """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
         trial = copy.copy(self)
         trial._io = None
         trial._begin()
@@ -191,7 +189,7 @@ class TableWriter:
         return self._staged
 
     def abort(self) -> None:
-        """Remove every file of this writer. Files that cannot be removed now are left for the sweeper."""
+        """Remove every file of this writer. `frazil.commit.sweep` removes those that cannot be removed now."""
         for gathered in self._gathered.values():
             if gathered.file is not None:
                 with contextlib.suppress(Exception):
@@ -202,8 +200,9 @@ class TableWriter:
                     self._io.delete(staged.path)
 
     def _bytes_worth_writing(self) -> float:
-        """Return how many Arrow bytes of a partition are worth a write: a row group or, with a sort order, a whole
-        file.
+        """Return the number of buffered Arrow bytes from which a partition is written.
+
+        This is the size of a row group or, with a sort order, of a whole file.
         """
         file_bytes = self._target_bytes * self._expansion
         if self._layout.order.is_unsorted:
@@ -235,7 +234,7 @@ class TableWriter:
     def _encodings_for(self, rows: pa.Table) -> Encodings:
         """Return the encodings for a file that begins with these rows.
 
-        Encodings are chosen again for later files, until a file began with enough rows for a reliable choice.
+        They are chosen again for later files, until a file has begun with enough rows for a reliable choice.
         """
         if self._sampled < SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
             self._sampled = rows.num_rows
@@ -243,7 +242,7 @@ class TableWriter:
         return self._encodings
 
     def _retain(self, gathered: _Gathered, size: int) -> None:
-        """Update how many bytes the open file of a partition keeps in memory."""
+        """Store the number of bytes that the partition's open file keeps in memory; 0 if it has no open file."""
         self._retained += size - gathered.retained
         gathered.retained = size
         self._open.pop(id(gathered), None)
@@ -257,7 +256,8 @@ class TableWriter:
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
-    """Return a function that makes names `<task>-<attempt>-<uuid>.parquet`, by which an attempt's files can be
-    found.
+    """Return a function that creates file names: `<task>-<attempt>-<uuid>.parquet`.
+
+    An attempt's files can be found by this name.
     """
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"

@@ -1,4 +1,4 @@
-"""The driver's metadata requests to Kafka: ids of cluster and topics, and first and last offsets of partitions."""
+"""The driver's metadata requests to Kafka: ids of the cluster and topics, and offsets of partitions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from frazil.spec.topics import TopicPattern
 
 TIMEOUT_S = 10.0
 POLL_S = 0.1
-"""Interval (s) at which a client that waits for an answer is checked for connection errors."""
+"""Interval (s) at which connection errors are checked while a request waits for its answer."""
 INTERACTIVE_TIMEOUT_S = 5.0
-"""Seconds that an interactive command waits for Kafka. The command gives up at the first timeout."""
+"""Timeout (s) of an interactive command's request to Kafka. The command does not retry after a timeout."""
 MAX_TOPICS = 1000
 """Maximum number of topics that may match a pattern, because each commit stores the offsets of all topics."""
 LEADER_MOVES = frozenset(
@@ -39,7 +39,7 @@ LEADER_MOVES = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""Errors of a partition whose leader is moving, or does not serve the partition yet. A retry soon succeeds."""
+"""Errors of a partition whose leader is moving, or does not serve the partition yet. A retry usually succeeds soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,9 @@ class KafkaOffsets:
         del self._admin
 
     def describe(self) -> Topics:
-        """Return the cluster id, the topic ids and all partitions. For a pattern, only topics that match now are
-        included.
+        """Fetch the cluster id, the topic ids and all partitions. For a pattern, includes the topics that match now.
 
-        Raises TopicMissing if a named topic does not exist (yet), and SpecError if too many topics match the pattern.
+        Raises TopicMissing if a named topic does not exist, and SpecError if too many topics match the pattern.
         """
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
@@ -105,11 +104,11 @@ class KafkaOffsets:
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
-        """Raise AccessDenied if Kafka hides one of these topics, which are missing from a list of topics, from the
-        principal.
+        """Raise AccessDenied if one of these topics exists, but is hidden from the principal.
 
-        A list of topics omits topics that the principal may not describe, as if they were deleted. A request by name
-        tells the two cases apart: a hidden topic is refused, and a deleted topic is unknown.
+        `topics` are missing from Kafka's list of topics. The list omits topics that the principal may not describe, as
+        if they were deleted. A request by name tells the two cases apart: Kafka refuses it for a hidden topic, and
+        reports a deleted topic as unknown.
         """
         hidden = []
         for name, answer in sorted(self._described_topics(topics).items()):
@@ -151,7 +150,7 @@ class KafkaOffsets:
         return futures
 
     def _described(self, answers: Mapping[str, Any], *, missing_fails: bool = True) -> dict[str, Any]:
-        """Return Kafka's description of each topic. If topics are missing, the error names all of them."""
+        """Map each topic to Kafka's description. Raises TopicMissing for all missing topics, or leaves them out."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -167,16 +166,17 @@ class KafkaOffsets:
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that Kafka still has, by topic-partition."""
+        """Map each topic-partition to the first offset that Kafka still has."""
         return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the last stable offset by topic-partition: the end of the log for a `read_committed` reader."""
+        """Map each topic-partition to its last stable offset, the end of the log for a `read_committed` reader."""
         return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Return the last stable offset, the high watermark and the leader's epoch of each log, by two concurrent
-        requests.
+        """Map each topic-partition to its log end: last stable offset, high watermark and leader epoch.
+
+        Sends two concurrent requests.
         """
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -186,11 +186,11 @@ class KafkaOffsets:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Return the offsets at which logs were truncated. Each position is an offset that was read, and its leader
-        epoch.
+        """Map each truncated log to the offset at which it was truncated.
 
-        Logs that were not truncated below their position are left out. The offsets are found by bisection, because
-        Kafka only answers whether a single offset still belongs to the log.
+        Each position is an offset that was read, and its leader epoch. Logs that were not truncated below their
+        position are left out. The offsets are found by bisection, because Kafka can only tell whether a given offset
+        still belongs to the log.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -203,8 +203,9 @@ class KafkaOffsets:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset with a broker timestamp at or after `when`; the end of the log if all records are
-        older.
+        """Map each topic-partition to its first offset with a timestamp at or after `when`.
+
+        If all records are older, this is the end of the log.
         """
         tps = list(partitions)
         found = self._list(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
@@ -214,7 +215,7 @@ class KafkaOffsets:
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the offsets for a stream's declared `source.start`."""
+        """Map each topic-partition to its first offset for the stream's declared `source.start`."""
         if start == "earliest":
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
@@ -226,10 +227,10 @@ class KafkaOffsets:
     def _offset_answers(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
-        """Return the answers to concurrent requests. Requests are repeated while partitions have no leader.
+        """Send concurrent requests, and return the answers to each. They are repeated while a leader is moving.
 
-        librdkafka sends each request to the leader that it knows. Kafka answers with an error if the leader has moved,
-        or if the broker of a new topic does not serve the topic yet. Only then does librdkafka look for the new leader.
+        librdkafka sends each request to the leader that it knows. Kafka returns an error if the leader has moved, or if
+        the broker does not serve a new topic yet. Only then does librdkafka look for the new leader.
         """
         tps = list(partitions)
         deadline = time.monotonic() + self._timeout_s
@@ -244,7 +245,7 @@ class KafkaOffsets:
                     moving = error
                     time.sleep(POLL_S)
                     continue
-                # librdkafka may also wait for the leader without an error: its earlier answer has more information.
+                # librdkafka may also wait for the leader without an error. Report the earlier error, which says more.
                 why = moving if moving is not None and is_silence(error) else error
                 raise self._translated(why, "listing offsets of") from why
 
@@ -260,9 +261,9 @@ class KafkaOffsets:
         return answers
 
     def _result(self, answer: Future[Any]) -> Any:
-        """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses the client.
+        """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses access.
 
-        librdkafka reconnects forever, even after a refusal, so refusals are read from the client's connection errors.
+        librdkafka reconnects forever, even after a refusal. Refusals are therefore taken from its connection errors.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], POLL_S).done:
@@ -296,7 +297,7 @@ class KafkaOffsets:
 
 
 def is_silence(error: BaseException | None) -> bool:
-    """Return whether a KafkaUnavailable was caused by a missing answer (a timeout)."""
+    """Return whether the cause of an error is that a request to Kafka timed out."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)

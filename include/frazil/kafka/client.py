@@ -1,4 +1,4 @@
-"""Code shared by all librdkafka clients: error messages for refused access, and safe destruction of clients."""
+"""Shared by all librdkafka clients: error messages for refused access, and safe destruction of admin clients."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ _TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Token errors that a retry does not fix: error codes of RFC 6749, and a text of librdkafka. Others may be
-temporary.
+"""Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka.
+
+Other token errors may be temporary.
 """
 
 MAX_TROUBLE_AGE_S = 30.0
-"""Time (s) for which a connection error explains a missing answer. librdkafka does not repeat the error within this
-time.
+"""Maximum age (s) of a connection error that is reported as the cause of a missing answer.
+
+librdkafka does not repeat the error within this time.
 """
 
 _unused_clients: deque[AdminClient] = deque()
 
 
 def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """Return the error for a refusal that does not go away by waiting; None for any other error of a client.
+    """Return the error for a permanent refusal; None for any other error of a client.
 
     `code` and `text` come from librdkafka. `what` is the refused request, such as "access to flights".
     """
@@ -67,11 +69,11 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
 
 
 class _ConnectionErrors:
-    """Connection errors that `poll` delivers. Each error is stored with the time of the previous poll: it may have
-    happened at any time since then.
+    """Collects the connection errors that `poll` delivers.
 
-    This is a separate object, because librdkafka's callback refers to it. If the callback referred to the client, only
-    the garbage collector would free the client.
+    An error may have occurred at any time since the previous poll, so it is stored with the time of that poll. This is
+    a separate object, because librdkafka's callback refers to it. If the callback referred to the client itself, only
+    the garbage collector could free the client.
     """
 
     def __init__(self) -> None:
@@ -89,9 +91,9 @@ class _ConnectionErrors:
 class AdminClient(confluent_admin.AdminClient):
     """An admin client that is safe to garbage-collect while it waits for answers.
 
-    librdkafka aborts the process if a client is destroyed in one of the client's own threads. Those threads run Python
-    code when an answer arrives or times out, so the garbage collector may free an unused client there. Such a client is
-    kept until a Python thread creates another client.
+    librdkafka aborts the process if a client is destroyed in one of the client's own threads. These threads run Python
+    code when an answer arrives or times out, so the garbage collector may run in them. A client that is freed in such a
+    thread is kept alive until a Python thread creates another client.
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
@@ -101,12 +103,12 @@ class AdminClient(confluent_admin.AdminClient):
         super().__init__(settings)
 
     def troubles(self) -> list[KafkaError]:
-        """Return the recent connection errors since the last answer, the newest last."""
+        """Return the recent connection errors since the last answer, newest last."""
         self.poll(0)
         return self._troubles.polled()
 
     def answered(self) -> None:
-        """Clear the connection errors, because an answer came."""
+        """Clear the connection errors. Call this when an answer has arrived."""
         self.troubles()
         self._troubles.errors.clear()
 
@@ -121,19 +123,19 @@ def _destroy_unused_clients() -> None:
     for _ in range(len(_unused_clients)):
         with suppress(IndexError):  # another thread does the same
             client = _unused_clients.popleft()
-            if sys.getrefcount(client) > 2:  # besides `client` and the argument: the collector's thread still has it
+            if sys.getrefcount(client) > 2:  # besides `client` and the argument, the freeing thread refers to it
                 _unused_clients.append(client)
             del client
 
 
 def _is_foreign_thread() -> bool:
-    """Return whether a library, and not Python, started this thread."""
+    """Return whether this thread was started by a library and not by Python."""
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Raise SpecError if librdkafka refuses to create a client, because the declared properties are invalid."""
+    """Raise SpecError if librdkafka rejects the declared properties when a client is created."""
     try:
         yield
     except KafkaException as error:

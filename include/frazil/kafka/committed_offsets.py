@@ -1,4 +1,4 @@
-"""Reads which offsets Kafka has, with a plain consumer that shares no code with the writer."""
+"""Finds the offsets at which Kafka has records, with a plain consumer that shares no code with the writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SILENCE_S = 60.0
 AT_ONCE = 10_000
 
 _SETTINGS = {
-    # Required by librdkafka, never used: nothing is committed and no group is joined.
+    # Required by librdkafka but not used: the consumer does not commit offsets or join a group.
     "group.id": "frazil-audit",
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
@@ -31,12 +31,10 @@ def read_offsets(
     properties: Mapping[str, str],
     ranges: Mapping[TopicPartition, tuple[int, int]],
 ) -> dict[TopicPartition, OffsetTally]:
-    """Count the offsets of the committed records in each range `[start, end)`.
+    """Return a tally of the offsets of committed records in each range `[start, end)`.
 
-    A range is complete when a record or an end-of-partition event at or past its end arrives.
-
-    Raises KafkaUnavailable if the brokers send nothing for too long, or retention deletes the beginning of a range
-    meanwhile.
+    Raises KafkaUnavailable if the brokers send nothing for too long, or if retention deletes the beginning of a range
+    in the meantime.
     """
     open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
     tallies = {tp: OffsetTally() for tp in ranges}
@@ -56,9 +54,9 @@ def _drain(
     open_ranges: dict[TopicPartition, tuple[int, int]],
     tallies: dict[TopicPartition, OffsetTally],
 ) -> None:
-    """Read until every open range is complete, and count the offsets of its records.
+    """Read until every open range is complete, and add the offsets of its records to the tally.
 
-    A range ends with its last record, or with the end of the log if its last offsets have no record.
+    A range is complete when its last offset, a later record, or the end of the partition has been read.
     """
     last_message_at = time.monotonic()
     while open_ranges:

@@ -1,10 +1,10 @@
-"""librdkafka's C API through ctypes, to read records without creating a Python object for each.
+"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each.
 
-The library is the one that confluent-kafka's extension is linked with, installed by a wheel, conda or the system.
-Functions are looked up in the extension, and so in all libraries with which the extension is linked.
+The library is the one with which confluent-kafka's extension is linked, whether it comes from a wheel, conda or the
+system. Functions are looked up in the extension, which also finds those of the linked libraries.
 
-The structs of librdkafka's public header are stable, but each process still checks them once: `librdkafka` creates a
-message and compares every field. The check takes a few milliseconds and needs no broker.
+The structs in librdkafka's public header are stable. Nevertheless, each process checks them once: `librdkafka` creates
+a message and compares every field. The check takes a few milliseconds and needs no broker.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "produce": (c_int, [c_void_p, c_int32, c_int, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p]),
     "purge": (c_int, [c_void_p, c_int]),
 }
-"""Result type and argument types of each function that is called, by its name without the prefix `rd_kafka_`."""
+"""Map each function that is called (without the prefix `rd_kafka_`) to its result type and argument types."""
 
 
 class Message(Structure):
@@ -108,7 +108,7 @@ class Message(Structure):
 
 
 class LibraryUnfit(Exception):
-    """librdkafka's C API cannot be called in this process. The message names the reason."""
+    """librdkafka's C API cannot be used in this process. The message gives the reason."""
 
 
 class Librdkafka:
@@ -141,10 +141,11 @@ class Librdkafka:
         return conf
 
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any) -> int:
-        """Create a consumer. While the consumer is polled, it calls `on_error`, an `ErrorCallback`, for errors, and
-        `on_throttle`, a `ThrottleCallback`, for throttle times. Both callbacks must outlive the consumer.
+        """Create a consumer. Raises KafkaException.
 
-        Log lines are kept until `set_log_queue` names a queue for them. Raises KafkaException.
+        While the consumer is polled, it calls `on_error` (an `ErrorCallback`) for errors and `on_throttle` (a
+        `ThrottleCallback`) for throttle times. Both callbacks must outlive the consumer. Log lines are kept until
+        `set_log_queue` sets a queue for them.
         """
         conf = self.configured({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
@@ -178,14 +179,14 @@ class Librdkafka:
             raise KafkaException(KafkaError(code))
 
     def check_error(self, error: int | None) -> None:
-        """Raise KafkaException if there is an error object, and free that object."""
+        """Raise KafkaException if `error` is an error object, which is then freed; do nothing for None."""
         if error:
             made = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
             raise KafkaException(made)
 
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
-        """Return the first offset and the end of a partition's log. Raises KafkaException."""
+        """Return the first offset and the end offset of a partition. Raises KafkaException."""
         low, high = c_int64(), c_int64()
         arguments = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
         self.check(self.query_watermark_offsets(*arguments))
@@ -194,7 +195,7 @@ class Librdkafka:
 
 @cache
 def librdkafka() -> Librdkafka:
-    """Return this process's library, which is checked at the first call. Raises LibraryUnfit."""
+    """Return the process's librdkafka. The first call checks it. Raises LibraryUnfit."""
     library = Librdkafka()
     if (built := library.version()) != (known := confluent_kafka.libversion()[1]):
         raise LibraryUnfit(f"its version is {built:#x}, and confluent-kafka has {known:#x}")
@@ -203,7 +204,7 @@ def librdkafka() -> Librdkafka:
 
 
 def _check_message_layout(library: Librdkafka) -> None:
-    """Check the layout of the message struct with a message that is purged from a producer's queue."""
+    """Check the layout of the message struct, using a message that is purged from a producer's queue."""
     conf = library.configured({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._client(_PRODUCER, conf)

@@ -28,13 +28,11 @@ class LogWatch:
     """
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
-    """Last stable offsets."""
+    """Map each topic-partition to its last stable offset."""
     high: dict[TopicPartition, int] = field(default_factory=dict)
-    """High watermarks, which include the records of open transactions."""
+    """Map each topic-partition to its high watermark, which includes the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """Epochs of the leaders that answered, kept once a leader's log was found to contain the offsets that the stream
-    read.
-    """
+    """Map each topic-partition to the epoch of the last leader whose log was found to contain the stream's position."""
     short: dict[TopicPartition, int] = field(default_factory=dict)
     """Number of consecutive polls in which the log ended before the stream's position."""
     outdated: dict[TopicPartition, int] = field(default_factory=dict)
@@ -43,10 +41,11 @@ class LogWatch:
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Return the offsets at which logs were truncated below the positions; update the ends of all other logs.
+        """Poll the ends of the logs. Returns a map from each truncated log to the offset at which it was truncated.
 
-        `offsets` are the stream's positions, `epochs` the leader epochs of the records there. Raises what `kafka`
-        raises, and KafkaUnavailable if the answers stay outdated.
+        A log counts as truncated only if it was truncated below the stream's position (`offsets`). The stored ends of
+        all other logs are updated. `epochs` are the leader epochs of the records at the positions. Raises the errors of
+        `kafka`, and KafkaUnavailable if too many consecutive answers are outdated.
         """
         ends = kafka.log_ends(offsets)
         answers = {
@@ -65,21 +64,21 @@ class LogWatch:
         return cut
 
     def is_silent(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether the log has nothing at or after the offset, not even an open transaction. False if the end is
-        unknown.
+        """Return whether the log has no record at or after the offset, not even one of an open transaction.
+
+        Returns True if the log's end is unknown.
         """
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def in_transactions(self) -> dict[TopicPartition, int]:
-        """Return how many offsets are held back by open transactions, for each topic-partition that has any."""
+        """Map each topic-partition with open transactions to the number of offsets that they hold back."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 
     def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
-        """Raise KafkaUnavailable if the answers stay outdated.
+        """Raise KafkaUnavailable after too many consecutive outdated answers.
 
-        A few outdated answers are normal during a leader election. If they continued, the stream would silently stop
-        reading.
+        A few outdated answers are normal during a leader election. If they continue, the stream silently stops reading.
         """
         outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
@@ -120,7 +119,7 @@ def find_cut(
     *,
     pause: Callable[[], None] = lambda: time.sleep(1.0),
 ) -> Mapping[TopicPartition, int]:
-    """Return the offsets at which logs were truncated below `offsets`.
+    """Map each log that was truncated below its position in `offsets` to the offset at which it was truncated.
 
     A log that seems too short is polled again after `pause`, because only repeated polls prove a truncation.
     """

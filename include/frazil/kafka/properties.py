@@ -1,4 +1,4 @@
-"""Checks declared properties with librdkafka itself, without a broker: only librdkafka knows all valid properties."""
+"""Checks declared properties with librdkafka, without a broker, because only librdkafka knows all valid properties."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from frazil.spec.property_rules import is_secret
 _UNKNOWN = ("No such configuration property", "Java ")
 _UNFIT = "Invalid value"
 _NOT_TRIED = frozenset({"plugin.library.paths", "debug"})
-"""Properties that take effect as soon as they are set, so they are not tried."""
+"""Properties that are not checked, because they take effect as soon as they are set."""
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's error for each property with a bad name or value; empty if all properties are valid.
+    """Map each property with an invalid name or value to librdkafka's error; empty if all properties are valid.
 
-    Values with references and secrets are not checked, because only the writer's host knows them.
+    References and secrets are not checked, because only the writer's host knows their values.
     """
     found = {}
     for key, value in properties.items():

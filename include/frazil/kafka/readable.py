@@ -1,7 +1,7 @@
-"""Checks whether a stream's user may read its topics: a broker may allow describing a topic but refuse its records.
+"""Checks whether a stream's Kafka user may read its topics. A broker may allow describing a topic, but not reading it.
 
-A broker refuses only the fetch itself, so the check fetches from the end of one partition of each topic, which
-transfers no records. The check joins no group and commits no offset.
+Only a fetch shows this, so the check fetches from the end of one partition of each topic, which transfers no records.
+The check does not join a group or commit offsets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frazil.offsets.spans import TopicPartition
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
-    # The end of an open transaction is an end too.
+    # The end of an open transaction also counts as an end.
     "isolation.level": "read_uncommitted",
     "enable.partition.eof": True,
     "fetch.message.max.bytes": 1024,
@@ -47,7 +47,7 @@ def check_readable(
         while waiting and time.monotonic() < deadline:
             for message in consumer.consume(_AT_ONCE, timeout=0.05):
                 topic, error = message.topic() or "", message.error()
-                code = error.code() if error else None  # a record may have arrived meanwhile
+                code = error.code() if error else None  # no error: a new record has arrived
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and waiting.pop(topic, None) is not None:
                     refused.append(topic)
                 elif code in {None, KafkaError._PARTITION_EOF}:

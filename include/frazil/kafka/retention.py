@@ -9,9 +9,9 @@ from frazil.offsets.spans import TopicPartition
 
 
 def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """Return, as text, the offsets that retention deleted between each position and the first available offset.
+    """Describe the offsets that retention deleted between each position and the first available offset.
 
-    Empty if no offsets were deleted.
+    Returns an empty string if no offsets were deleted.
     """
     return "; ".join(
         f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
@@ -21,7 +21,7 @@ def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPa
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap if Kafka no longer has every record from the position on."""
+    """Raise OffsetGap if retention deleted records at or after a position in `wanted`."""
     if lost := lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "

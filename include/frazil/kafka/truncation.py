@@ -1,14 +1,14 @@
-"""Checks whether Kafka's log still contains what a stream read, or was truncated (and may have grown again since).
+"""Checks whether Kafka's log still contains the records that a stream read, or was truncated since.
 
-A log is truncated at some offset by an unclean leader election, by a disk that lost its newest segments, or by a broker
-restored from a backup. Later records then get the lost offsets again. Two signs reveal a truncation.
+A log can be truncated by an unclean leader election, by a disk that lost its newest segments, or by a broker that was
+restored from a backup. New records then reuse the lost offsets. Two signs reveal a truncation.
 
-First, a leader reports an end that lies before an offset that was readable. A healthy leader never does: a new leader
-answers `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
-that it was replaced may report an older end, and its answer carries an older leader epoch.
+First, a leader reports an end before an offset that was readable. A healthy leader never does this: a new leader
+returns `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
+that it was replaced may report an older end, and its answer has an older leader epoch.
 
-Second, the leader knows at which offset the records of each leader epoch end, however much the log has grown since.
-librdkafka requests that offset (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+Second, the leader knows the end offset of each leader epoch, however much the log has grown since. librdkafka requests
+this offset (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 SHORT_POLLS = 3
-"""Consecutive polls that must report an end before the position, if no leader epoch shows whether the log was
-truncated.
-"""
+"""Number of consecutive polls with an end before the position that prove a truncation without a leader epoch."""
 OUTDATED_POLLS = 60
-"""Consecutive polls that may be answered by a replaced broker before reading fails."""
+"""Number of consecutive outdated answers (from a replaced broker) after which reading fails."""
 ANSWER_TIMEOUT_S = 20.0
 _AT_ONCE = 100
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
-    # A record of an open transaction is an answer too.
+    # Records of open transactions also count as answers.
     "isolation.level": "read_uncommitted",
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
-    # One record is enough; librdkafka's default back-off is a second once its queue is full.
+    # One record is enough. By default, librdkafka waits a second once its queue is full.
     "fetch.message.max.bytes": 1024,
     "fetch.wait.max.ms": 5,
     "fetch.queue.backoff.ms": 5,
@@ -59,7 +57,7 @@ class LogEnd:
 
 
 class Answer(Enum):
-    """What a leader's answer implies for an offset that was readable before."""
+    """The meaning of a leader's answer for an offset that was readable before ("it")."""
 
     VALID = "the same leader has it"
     OUTDATED = "the broker was replaced without noticing: its ends mean nothing"
@@ -80,10 +78,9 @@ def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
 def diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return the topic-partitions whose leader no longer has the given position (an offset and its leader epoch) in its
-    log.
+    """Return the topic-partitions whose log no longer contains their position, an offset and its leader epoch.
 
-    Includes positions that retention deleted. Raises KafkaUnavailable if no answer comes.
+    Includes positions that retention deleted. Raises KafkaUnavailable if an answer is missing after the timeout.
     """
     if not positions:
         return frozenset()
@@ -114,8 +111,9 @@ def diverged(
 
 
 def truncated_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
-    """Return, as text, the offsets that each log lost between its truncation and the position; empty if none were
-    lost.
+    """Describe the offsets that each log lost between its truncation (`cut`) and the position (`wanted`).
+
+    Returns an empty string if no offsets were lost.
     """
     return "; ".join(
         f"{topic}-{partition} offsets {at} to {wanted[topic, partition] - 1}"

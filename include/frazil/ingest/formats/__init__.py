@@ -1,4 +1,4 @@
-"""The record formats, by their type in `source.format`. Each format has a package in this folder."""
+"""Maps the type in `source.format` to the code of the record format. Each format has a package in this folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ fill.
 
 
 def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that checks loads no compiler
+    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that only checks must not load the compiler
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
     from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
 
@@ -101,7 +101,7 @@ FORMATS: Mapping[str, DecoderMaker] = {
 
 CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "json": json_types.check_supported,
-    "string": lambda _: None,  # the declaration's own rules say all
+    "string": lambda _: None,  # the declaration's own rules suffice
     "bytes": lambda _: None,
     "csv": json_types.check_supported,
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
@@ -110,8 +110,9 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
 """Check of each format. A check raises SpecError for a column that its format cannot fill."""
 
 Quoter = Callable[[bytes, Sequence[str]], str | None]
-"""Function that takes a decoded record and the path of a value, and returns the value as text, as sent. It returns None
-for a value that cannot be quoted.
+"""Function that takes a decoded record and a path, and returns the text of the value at this path, as sent.
+
+Returns None for a value that cannot be quoted.
 """
 
 
@@ -124,9 +125,9 @@ def decoder(
 ) -> Decoder:
     """Return a decoder that converts chunks to Arrow tables with this Iceberg schema, including field ids.
 
-    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` gives the unit of a timestamp
-    column's numbers, by field id. Unless `evolution` is off, the decoder also reports fields and types beyond the
-    schema. `hidden` has the paths of sensitive fields, in lower case, which go to no `rest` column.
+    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` maps a timestamp column's field
+    id to the unit of its numbers. Unless `evolution` is off, the decoder also reports fields and types that the schema
+    does not have. `hidden` has the lower-case paths of sensitive fields, which are omitted from `rest` columns.
 
     Raises SpecError for an unknown format, and for a column type that the format cannot fill.
     """
@@ -159,7 +160,7 @@ def quoter(plain: PlainFormat) -> Quoter:
 
 
 def wrapped(plain: PlainFormat) -> PlainFormat:
-    """Return the format without `unwrap`. Whether keys are wrapped does not depend on values."""
+    """Return the format without `unwrap`, which applies to values only."""
     declared = _parsed(plain)
     return plain_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
 

@@ -1,5 +1,6 @@
-"""Memory for the columns that a compiled loop fills, and their conversion to Arrow. `json.words` describes the
-layout.
+"""Allocates the memory of the columns that a compiled loop fills, and converts it to Arrow.
+
+`json.words` describes the layout of the memory.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MIN_RECORDS = 1024
 
 
 class Columns:
-    """Memory for the columns of one schema. It is reused for the next records; Arrow tables get copies."""
+    """Memory for the columns of one schema. The memory is reused for the next records; Arrow tables are copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
@@ -61,12 +62,12 @@ class Columns:
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Let fields at these paths, in lower case, go to no `rest` column. Call it before `watch`."""
+        """Omit the fields at these lower-case paths from `rest` columns. Call this before `watch`."""
         self.nodes, self.lists, self.names = nodes(self._schema, self._units, hidden)
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
-        """Search for new keys only in the structs at these paths, and in everything inside them."""
+        """Search for new keys only in the structs at these paths, including nested structs."""
         self.nodes[:, WATCHED] = 0
         for path in paths:
             k = 0
@@ -85,7 +86,7 @@ class Columns:
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
-        """Remove all values, and make room for `rows` rows. `text` becomes the beginning of the memory for texts."""
+        """Remove all values, and make room for `rows` rows. The memory for texts then begins with `text`."""
         if rows > self.domains[0, ROOM] or len(text) > self.domains[-1, ROOM]:
             self.domains[0, ROOM] = max(rows, self.domains[0, ROOM])
             self.domains[-1, ROOM] = max(len(text), self.domains[-1, ROOM])
@@ -104,7 +105,7 @@ class Columns:
         self.text = np.zeros(self.domains[-1, ROOM], np.uint8)
 
     def grow(self, domain: int) -> None:
-        """Double the room of one domain. Its values are kept."""
+        """Double the room of one domain (a set of entries; see `json.nodes`). All values are kept."""
         table, words, valid, text = self.nodes.copy(), self.words, self.valid, self.text
         self.domains[domain, ROOM] *= 2
         self._allocate()
@@ -115,9 +116,7 @@ class Columns:
             self.valid[new[FLAG] :][:count] = valid[old[FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
-        """Return the rows as an Arrow table. Strings are copied from `data` (the bytes of the records) or from
-        `text`.
-        """
+        """Return the rows as an Arrow table. `data` has the records' bytes, from which most strings are copied."""
         arrays = [
             self._array(int(child), field.type, data)
             for child, field in zip(self._fields(0), self.arrow_schema, strict=True)

@@ -1,8 +1,8 @@
-"""Decodes Debezium's envelopes: events with a row before and after its change become rows of a change file.
+"""Decodes Debezium's change events (envelopes), which have a row before and after a change, to rows of a change file.
 
-The format's own decoder reads an envelope as a record of nested structs, which is then flattened in Arrow. A create,
-update or snapshot read takes the row from `after`; a delete takes the key from `before`. An update with another key in
-`before` is both. In JSON, the envelope may be the `payload` next to its schema.
+The format's own decoder reads an event as a record of nested structs, which is then flattened in Arrow. For a create,
+update or snapshot read, the row is taken from `after`; for a delete, the key is taken from `before`. An update that
+changes the key becomes a delete and an upsert. In JSON, the event may be the `payload` of an object with its schema.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ UNAVAILABLE_TEXT = (
     "does not have this value. Set replica identity full on the source's table"
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
-"""Debezium writes JSON as a text (`io.debezium.data.Json`)."""
+"""Units that events use instead: Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
 _SKIPPED = ("m",)
-"""Operations that concern no row: `m` is a message that an application wrote to the log."""
+"""Operations that change no row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
 _DRIFT_WITHIN = tuple(
     Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after"))
@@ -67,15 +67,15 @@ _DRIFT_WITHIN = tuple(
 class EnvelopeDecoder:
     """Decodes the events of one stream.
 
-    A tombstone becomes neither a row nor a rejection, because its delete event came before it. The same holds for an
-    event that changes no row.
+    A tombstone becomes neither a row nor a rejection, because a delete event precedes it. Nor does an event that
+    changes no row.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
         """`schema` has the columns that an event fills. Only the key's columns are required."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._key = [[field.name] for field in schema.fields if field.required]  # each with its aliases
+        self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._positions = [column for column, path in envelope.metadata.items() if path == POSITION]
         self._unavailable = Unavailable(envelope.unavailable)
@@ -95,7 +95,7 @@ class EnvelopeDecoder:
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """Report new fields of `after`, the row after its change. `within` is ignored."""
+        """Report new fields of `after`, the row after the change. `within` must be WHOLE."""
         assert within == WHOLE
         self._widening = widening
         if isinstance(self._decode, DriftDecoder):
@@ -110,7 +110,7 @@ class EnvelopeDecoder:
         for alias, column in aliases.items():
             self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
         renamed = [[name, *(alias for alias, of in aliases.items() if of == name)] for name in required]
-        if renamed:  # columns of the key: `before` still has their old names
+        if renamed:  # key columns, for which `before` still has the old names
             self._key += renamed
             self._decode = self._made()
             self.withhold(self._hidden)
@@ -140,7 +140,7 @@ class EnvelopeDecoder:
         ]
 
     def _arriving(self, kind: IcebergType, own: _Ids) -> IcebergType:
-        """Return the type with which a column's value arrives in an event."""
+        """Return the type that the value of a column of type `kind` has in an event."""
         if isinstance(kind, StructType):
             return self._unavailable.within(kind, own)
         if self._envelope.times == "iso":
@@ -176,7 +176,7 @@ class EnvelopeDecoder:
         for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
                 wrong.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
-        for name in self._positions:  # the table's row keeps the position of its last change in the log
+        for name in self._positions:  # the row keeps the log position of its last change
             if (mask := true_where(columns[name].is_null()) & states).any():
                 unavailable[name] = mask
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
@@ -189,7 +189,7 @@ class EnvelopeDecoder:
             records = np.concatenate([records, decoded.kept[moved]])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         drift = self._unavailable.without_placeholder(decoded.drift)
-        # What is no event is a rejection that says so, or an event that changes no row, such as a heartbeat.
+        # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=())
         return Decoded(rows, records, [*rejections, *added], drift)
 
@@ -200,7 +200,7 @@ class EnvelopeDecoder:
         return rows.append_column(KEPT, kept)
 
     def _changes_key(self, parts: _Parts, op: pa.Array) -> NDArray[np.bool_]:
-        """Mask of updates whose `before` has a whole key, another one than `after`."""
+        """Mask of updates that change the key: `before` has a complete key that differs from the key in `after`."""
         found = np.zeros(len(op), np.bool_)
         whole = true_where(pc.equal(op, "u")) & parts.there("before")
         for names in self._key if whole.any() else ():
@@ -210,14 +210,14 @@ class EnvelopeDecoder:
         return found & whole
 
     def _rows_before(self, parts: _Parts, moved: NDArray[np.bool_]) -> pa.Table:
-        """Deletes of the rows that these updates moved to another key."""
+        """Return a delete of the old key for each update that changes the key. `moved` is the mask of these updates."""
         filled, count = self._key_names | {*self._envelope.metadata}, len(moved)
         nulls = {field.name: pa.nulls(count, field.type) for field in self._schema if field.name not in filled}
         rows = self._rows({**self._values(parts, moved), **nulls}, moved, pa.nulls(count, pa.list_(pa.int32())))
         return rows.filter(pa.array(moved))
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
-        """Return the rows that come from events that change no table row."""
+        """Return the indexes in `decoded` of events that change no row, such as heartbeats."""
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         without_op = np.flatnonzero(true_where(op.is_null())).tolist()
         is_other = self._decode.is_other_event
@@ -258,10 +258,10 @@ class EnvelopeDecoder:
     def _kept(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Find the values that events omit because the update left them unchanged.
+        """Find the values that events omit because an update left them unchanged. A placeholder stands for them.
 
-        Returns, by column, the mask of rows without a value; and the columns with null in those rows. Events read by a
-        snapshot have all values, and so do keys: a placeholder in these counts as an ordinary value.
+        Returns a map from a column to the mask of its omitted values, and the columns with null for these values.
+        Snapshot events and keys have all values: a placeholder in them counts as an ordinary value.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names
@@ -277,7 +277,7 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """Return, for each row, the field ids of the columns whose values the event leaves unchanged."""
+        """Return a list array: for each row, the field ids of the columns that its event left unchanged."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
@@ -286,9 +286,10 @@ class EnvelopeDecoder:
     def _ambiguous_nulls(
         self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the updates whose null may mean "unchanged", because the event does not have the row before the update.
+        """Yield the row index and error of updates with a null that may mean "unchanged".
 
-        A missing field is not such a null: the connector omits the whole column.
+        The null is ambiguous if the event has no `before`. A missing field is not ambiguous: the connector omits
+        the whole column.
         """
         bare = true_where(pc.equal(op, "u")) & ~parts.there("before") & parts.there("after")
         for names in self._hiding.values() if bare.any() else ():
@@ -298,7 +299,7 @@ class EnvelopeDecoder:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
     def _named(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
-        """Return a function that lists the fields of `after` in a row's event."""
+        """Return a function from a row's index to the field names of `after` in its event."""
         decode = self._decode
         assert isinstance(decode, EventDecoder)
         names = decode.names
@@ -313,7 +314,7 @@ class EnvelopeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Decoded envelopes, whether they are the record itself or its `payload`."""
+    """Decoded events. An event is the record itself or its `payload`; `wrapped` is the mask of the latter."""
 
     rows: dict[str, pa.Array]
     payload: pa.StructArray
@@ -393,14 +394,14 @@ def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
 
 
 def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
-    """Convert dates and times from the numbers that Debezium writes."""
+    """Convert the numbers that Debezium writes for dates and times; other values stay unchanged."""
     if isinstance(kind, DateType):
         return values.cast(pa.int32()).cast(pa.date32())
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
 
 
 def _first(arrays: Sequence[pa.Array]) -> pa.Array:
-    """The first value of each row that is not null; UUIDs as bytes."""
+    """Return each row's first value that is not null, among these arrays. UUIDs become bytes."""
     return reduce(lambda one, other: chosen(true_where(one.is_valid()), one, other), map(plain, arrays))
 
 

@@ -1,7 +1,7 @@
 """Recognises Debezium events that change no row: heartbeats, schema changes, transaction metadata, and tombstones.
 
-Debezium writes such events to topics of their own, but a topic pattern, a transform or a connector setting may mix them
-with row changes. They are recognised by their schema's name or, in JSON without a schema, by their exact set of fields.
+Debezium writes such events to separate topics, but a topic pattern, a transform or a connector setting can mix them
+with row changes. They are recognised by the name of their schema or, in JSON without a schema, by their fields.
 """
 
 from __future__ import annotations

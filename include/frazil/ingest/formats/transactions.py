@@ -1,4 +1,4 @@
-"""Reads transactions from Debezium's records: to which one an event belongs, and how many events it had."""
+"""Reads transaction metadata from Debezium records: each event's transaction, and the events per transaction."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ from frazil.ingest.source_log import positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
 _OF_POSTGRES = re.compile(r"(\d+):\d+")
-"""PostgreSQL's transaction id and, after the colon, the log position of the single event."""
+"""PostgreSQL's transaction id, a colon, and the log position of the event."""
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""The log position of the previous commit, in PostgreSQL's `source.sequence`, a JSON array as text."""
+"""The log position of the previous commit: the first element of PostgreSQL's `source.sequence`, a JSON array."""
 _CHANGES = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
-"""Maximum length of a transaction id. Longer ids are cut and end with their hash, because markers, heartbeats and
-messages contain them.
+"""Maximum length of a transaction id. Longer ids are shortened, and end with a hash of the whole id.
+
+Markers, heartbeats and messages contain the ids.
 """
 
 
 class Said(NamedTuple):
-    """The transaction of a record. A tombstone, or a row read by a snapshot, has none."""
+    """The transaction of a record. Tombstones and snapshot events have no transaction."""
 
     transaction: str = ""
     """The transaction's id; empty if the record belongs to no transaction."""
     order: int = 0
-    """Number of the event among the transaction's events for this table, starting at 1."""
+    """The event's number among the transaction's events for this table, starting at 1."""
     position: str | None = None
-    """Position of the event's transaction in the source's log (`frazil.ingest.source_log`).
+    """Position of the event's transaction in the source's log (`frazil.ingest.source_log`); None if unknown.
 
-    For PostgreSQL, the position of the previous commit, because the events of concurrent transactions interleave. For
-    MySQL, a binlog's file and position.
+    For PostgreSQL, this is the position of the previous commit, because events of concurrent transactions interleave.
+    For MySQL, it is a binlog's file and position.
     """
     tables: tuple[str, ...] = ()
-    """Names that the end event of a transaction may use for this event's table."""
+    """Names that the transaction's end event may use for this event's table."""
     unmarked: bool = False
-    """Whether the record changes a row, but does not name its transaction."""
+    """Whether the record changes a row without naming its transaction."""
     unreadable: bool = False
     """Whether the record has a value that cannot be decoded."""
 
@@ -57,7 +58,7 @@ class Ended(NamedTuple):
 
     transaction: str
     events: dict[str, int]
-    """Number of events, by table."""
+    """Map each table to its number of events in the transaction."""
 
 
 class TransactionDecoder:
@@ -67,7 +68,7 @@ class TransactionDecoder:
         content = declared.model_copy(update={"envelope": None})
         self._decode: Decoder = FORMATS[declared.type](content, _schema(), {})
         self.unreadable = 0
-        """Unreadable records among those searched for ends; any of them may have been an end."""
+        """Number of records that `ends` could not read. Each may have been the end of a transaction."""
 
     def events(self, chunk: Chunk) -> list[Said]:
         """Return the transaction of each record, in order."""
@@ -95,7 +96,10 @@ class TransactionDecoder:
         ]
 
     def _forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
-        """Yield the decoded records in two groups (plain, and wrapped in `payload`), each with the records' indexes."""
+        """Decode the records, and yield two groups: plain records, and those wrapped in `payload`.
+
+        A group has the records' indexes and their rows. Empty groups are omitted.
+        """
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
         for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _of_payload(decoded.rows))):
@@ -132,15 +136,16 @@ def _positions(rows: pa.Table) -> pa.Array:
 
 @lru_cache
 def _tables(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """Return the names for an event's table: `schema.table` for PostgreSQL, `db.table` for MySQL, all parts for
-    others.
+    """Return the possible names of an event's table.
+
+    `db.table` without a schema (MySQL); otherwise `schema.table` (PostgreSQL) and `db.schema.table` (other databases).
     """
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 
 
 def _schema() -> Schema:
-    """Return a schema that fits both kinds of records, plain and wrapped in `payload`."""
+    """Return a schema for both forms of records: plain, and wrapped in `payload`."""
     return Schema(*_fields(1), NestedField(100, "payload", StructType(*_fields(101)), required=False))
 
 

@@ -1,7 +1,7 @@
-"""Finds the placeholder that Debezium writes for a value that an update left unchanged and the log omits.
+"""Finds Debezium's placeholder for a value that an update left unchanged and that the source's log omits.
 
-The placeholder depends on the type. Its forms are those of Debezium's `UnchangedToastedPlaceholder` and, for binary
-columns, of `binary.handling.mode`. For types that cannot hold a placeholder, the PostgreSQL connector writes null.
+The placeholder's form depends on the type: see Debezium's `UnchangedToastedPlaceholder` and, for binary columns,
+`binary.handling.mode`. For types that cannot hold a placeholder, the PostgreSQL connector writes null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType,
 
 
 def hides_null(kind: IcebergType) -> bool:
-    """Return whether a null in a column of this type may stand for an omitted value."""
+    """Return whether a null in a column of this type may mean that the log omitted the value."""
     match kind:
         case ListType():
             return not isinstance(kind.element_type, _RECOGNISED_IN_LISTS)
@@ -64,13 +64,13 @@ class Unavailable:
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def within(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
-        """Return the struct with one more field, which receives the placeholder of an hstore column."""
+        """Add a field that receives the placeholder of an hstore column, if JSON allows the field's name."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
         return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
 
     def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
-        """Return the drift without the fields that only a placeholder has."""
+        """Return the drift without the field names that come from a placeholder."""
         if not drift.new:
             return drift
         new = {path: self._without(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
@@ -82,7 +82,7 @@ class Unavailable:
         return found_type
 
     def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-        """Return the mask of placeholders in a column, and the column without the field that `within` added."""
+        """Return a mask of the placeholders in a column, and the column without the field that `within` added."""
         if not pa.types.is_struct(values.type):
             return self._found(values), values
         at = values.type.get_field_index(self._text)
@@ -123,13 +123,13 @@ class Unavailable:
             try:
                 yield pa.array([Decimal(number) for number in self._numbers], element)
             except (pa.ArrowInvalid, InvalidOperation):
-                return  # it cannot hold the placeholder, so no record has it
+                return  # the type cannot hold the placeholder, so no record has it
         elif pa.types.is_integer(element) or pa.types.is_floating(element):
             yield pa.array(self._numbers, element)
 
 
 def _are(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
-    """Return the mask of lists, or maps, with exactly these elements."""
+    """Return a mask of the lists (or maps) whose elements equal `form`. `elements` has the elements of all lists."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)
     rows = np.flatnonzero(true_where(lists.is_valid()) & (np.diff(offsets) == len(form)))

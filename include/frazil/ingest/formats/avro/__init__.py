@@ -1,1 +1,1 @@
-"""Decodes Avro's binary encoding directly into columns, with the schema that each record was written with."""
+"""Decodes Avro's binary encoding directly into columns, using each record's writer schema."""

@@ -1,4 +1,4 @@
-"""Finds what a writer's Avro schema has beyond a table's schema: new fields, and columns that must be wider."""
+"""Compares a writer's Avro schema with a table's schema: finds new fields, and columns that need a wider type."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _MAX_PARTS = 10_000
 
 
 def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return what the table needs to hold records of this writer schema, whatever values the records have."""
+    """Return the schema changes that the table needs to hold all records of this writer schema.
+
+    Wider types are returned only if `widening` is true.
+    """
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
@@ -66,9 +69,9 @@ def _beyond(
 
 
 def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the column type for values of a written type. `inside` has the ids of the types that enclose it.
+    """Return the column type for values of an Avro type. `inside` has the ids of the types that enclose it.
 
-    Returns MIXED if a column could not hold all values of the type, or if the type contains itself.
+    Returns None for the type `null`, and MIXED if no column can hold all values or if the type is recursive.
     """
     if id(written) in inside or len(inside) > DEEPEST:
         return MIXED
@@ -91,9 +94,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
 
 
 def few_parts(written: AvroType) -> bool:
-    """Return whether the type has at most `_MAX_PARTS` parts. A type that is named repeatedly can have exponentially
-    many.
-    """
+    """Return whether the type has at most `_MAX_PARTS` parts. Repeated named types can multiply them exponentially."""
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()

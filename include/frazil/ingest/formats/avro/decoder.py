@@ -1,4 +1,4 @@
-"""Decodes Avro records to Arrow, each with the schema that it was written with."""
+"""Decodes Avro records to Arrow, using each record's writer schema."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ MAX_DEPTH = 500
 FRAME_BYTES = 5
 """Number of bytes in the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED = 0
-"""The id that stands for the declared schema, which records without a frame use."""
+"""Stands for the id of the declared schema, which is used for records without a frame."""
 _SLOTS = 1024
 IDS_A_REQUEST = 1000
-"""Maximum number of schemas requested from the registry at once. The registry's client keeps more in memory."""
+"""Maximum number of schemas requested from the registry at once. The registry's client caches more than this."""
 
 
 class AvroDecoder:
@@ -54,7 +54,7 @@ class AvroDecoder:
     _max_depth = MAX_DEPTH
 
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
-        """`schemas` looks up schemas by the id in each record's frame, or is the one schema of records without frames.
+        """`schemas` is a registry for the ids in the records' frames, or the one schema of records without frames.
 
         Raises SpecError for a column type that Avro cannot fill.
         """
@@ -100,7 +100,7 @@ class AvroDecoder:
         return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode the values. Rows keep the order of the records. Raises what the registry's client raises."""
+        """Decode the values. Rows keep the order of the records. Errors of the registry's client are passed on."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
@@ -158,7 +158,7 @@ class AvroDecoder:
 
     @contextmanager
     def _texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Replace the values that become JSON text by their texts."""
+        """Within this context, columns of JSON text hold the texts instead of the encoded values."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield
@@ -171,7 +171,7 @@ class AvroDecoder:
             words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
             for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
                 start, length = words[i].tolist()
-                if (operation := length >> SPAN_BITS) not in spans:  # a text
+                if (operation := length >> SPAN_BITS) not in spans:  # already a string
                     continue
                 text = self._json(data[start : start + (length & _SPAN)].tobytes(), operation)
                 if text is None:
@@ -197,7 +197,7 @@ class AvroDecoder:
             return UNWRITTEN + str(error).encode()
 
     def _unwritten(self, rows: pa.Table) -> dict[int, Fault]:
-        """Return the rows with a value that could not become JSON text."""
+        """Map each row with a value that could not become JSON text to the error."""
         found: dict[int, Fault] = {}
         for name in rows.column_names if self._unwritable else ():
             for row, value in enumerate(rows.column(name).to_pylist()):
@@ -207,8 +207,9 @@ class AvroDecoder:
         return found
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """Return the operation with which to read each record (-1 if the record is rejected), and the records without
-        frames.
+        """Return each record's first operation (-1 if the record is rejected), and the records without their frames.
+
+        Adds the rejected records to `rejections`.
         """
         roots = np.full(len(values), -1, np.int64)
         there = values.lengths > 0
@@ -232,9 +233,9 @@ class AvroDecoder:
         return roots, content
 
     def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Set the operation for the records of each schema id.
+        """Set the first operation of the records of each schema id.
 
-        Ids are requested in groups, because values without a frame may look like very many ids.
+        Ids are requested in groups: values without a frame can look as if they had very many different ids.
         """
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
@@ -263,7 +264,7 @@ class AvroDecoder:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _root(self, schema_id: int) -> int | Fault:
-        """Return the operation with which records of this schema begin, or why such records cannot be read."""
+        """Return the first operation for records of this schema, or the error if such records cannot be read."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
@@ -288,7 +289,7 @@ class AvroDecoder:
         return root
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
-        """Note the names of the fields of this schema's records if none is a column's."""
+        """Store the field names of this schema if none of its fields fills a column."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
         self._unknown[schema_id] = some_names(names) or ("",)
@@ -311,7 +312,7 @@ def _unwritten_in(value: object) -> str | None:
 
 
 UNWRITTEN = b"\0frazil: "
-"""Begins a text that stands for a value that could not be read."""
+"""Prefix of the error text that replaces a value that could not be read."""
 _SPAN = (1 << SPAN_BITS) - 1
 EMPTY: Fault = ("Empty", "the message's value is empty")
 

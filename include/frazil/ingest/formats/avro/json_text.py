@@ -1,7 +1,7 @@
 """Writes Avro values as JSON text, for columns that keep any value as text.
 
-A union is written as its value. Bytes and fixed values are base64, decimals numbers, and dates and times ISO 8601, as a
-JSON record would hold them.
+The text is what a JSON record would have. A union becomes its value, a decimal a number. Bytes and fixed values become
+base64, and dates and times ISO 8601.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from frazil.ingest.formats.avro.schema import AvroType
 
 EMPTY_ELEMENTS = 64
-"""Maximum number of elements in a value beyond its number of bytes."""
+"""Number of elements allowed in a value in addition to one per byte. Elements such as nulls take no bytes."""
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
 _ERA_DAYS = 146_097
@@ -28,12 +28,12 @@ _ERA_DAYS = 146_097
 
 
 class NotJson(Exception):
-    """The bytes are not a value of their type."""
+    """The bytes are not a valid value of the Avro type."""
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """The rest of an array or a map."""
+    """An array or map that is being written. `left` is the number of elements left in the current block."""
 
     element: AvroType
     is_map: bool
@@ -111,7 +111,7 @@ class _Reader:
         """Return the number of elements in the next block."""
         count = self.varint()
         if count < 0:
-            self.varint()  # the block's bytes
+            self.varint()  # skip the block's size in bytes
         return abs(count)
 
     def some(self, size: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Compiled: reads Avro records into columns. Each record is read completely, or leaves no trace.
+"""Compiled: reads Avro records into columns. A record that cannot be read completely leaves no values behind.
 
-One loop, compiled once, reads records of any schema. A table of operations controls it, and each record has an
-operation with which to begin. The loop trusts a length, count or number only if the record has the bytes for it: no
-record costs more than its own size.
+One loop, compiled once, reads records of any schema. A table of operations controls it, and each record has a first
+operation. The loop accepts a length or count only if the record has that many bytes left, so a record's cost is limited
+by its size.
 
 `json.words` describes where values are stored. The module is long, because parts in other modules would need the loop's
 whole state as arguments.
@@ -87,8 +87,9 @@ from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
 
 FULL = 64
-"""Result codes: FULL + d means that domain d needs more room, and the record must be read again. The number after the
-last domain stands for the hash table of map keys.
+"""Result code FULL + d: domain d needs more room, and the record must be read again.
+
+If d is the number of domains, the hash table of map keys needs more room.
 """
 NOT_READ = 255
 """Error code of a record that was skipped."""
@@ -96,10 +97,11 @@ QUOTE, LETTER_Z = 34, 90
 LONGEST_MOMENT = 64
 """Maximum length of a date or time as text. Longer texts are rejected."""
 SPAN_BITS = 32
-"""Number of bits for the length of a SPAN. The bits above are for its operation."""
+"""Number of low bits that hold the length of a SPAN. The bits above them hold its operation."""
 EMPTY_ELEMENTS = 64
-"""Maximum number of elements without bytes (such as nulls) in one record. A chunk has many records, and each element
-takes memory.
+"""Maximum number of elements without bytes (such as nulls) in one record.
+
+Each element takes memory, and a chunk has many records.
 """
 
 _HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
@@ -108,9 +110,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a zigzag varint. Returns the position after it, and its value; or a negative error code instead of the
-    position.
-    """
+    """Read a zigzag varint. Returns the position after it, or a negative error code; and its value."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -161,9 +161,7 @@ def is_utf8(b: Octets, p: int, end: int) -> bool:
 
 @loop
 def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
-    """Write a UUID's two words from a text of 32 hexadecimal digits, with hyphens anywhere. Returns False if
-    invalid.
-    """
+    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID as two words. Returns False if invalid."""
     digits = 0
     words[at] = 0
     words[at + 1] = 0
@@ -179,10 +177,9 @@ def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 @loop
 def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
-    """Write the word of a date, time or timestamp from an ISO 8601 text, as in JSON. Returns False if the text is
-    invalid.
+    """Parse an ISO 8601 date, time or timestamp, as in JSON, and write it as one word. Returns False if invalid.
 
-    `text` is scratch space.
+    `text` is scratch memory.
     """
     length = end - p
     if length > LONGEST_MOMENT:
@@ -205,7 +202,7 @@ def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbe
 
 @loop
 def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write a decimal's two words, at the column's scale. Returns an error code.
+    """Scale a decimal to the column's scale, and write it as two words. Returns an error code.
 
     `high` and `low` are the words of the unscaled number's absolute value.
     """
@@ -244,7 +241,7 @@ def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: in
 
 @loop
 def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Return whether a map has a key twice. `slots` is the memory for a hash table, more than two slots per entry."""
+    """Return whether a map has a duplicate key. `slots` is memory for a hash table, at least four slots per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1
@@ -407,7 +404,7 @@ def read_record(
     slots: Numbers,
     seed: int,
 ) -> tuple[int, int, int]:
-    """Read one record. Returns an error code or FULL + d, with the operation and position of the error."""
+    """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
     op, depth, e, empty = root, -1, domains[0, USED], EMPTY_ELEMENTS
     while True:
         kind, node = ops[op, OPERATION], ops[op, NODE]
@@ -538,9 +535,12 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records, starting with the record `first`. Returns how many were read, and the domain that needs more room.
+    """Read records, starting at index `first`.
 
-    `roots` has the operation with which each record begins, or -1 to skip the record. For each record, `wrong` gets the
+    Returns the index of the first record that was not read, and the domain that needs more room for it. The index is
+    the number of records if all were read.
+
+    `roots` has the first operation of each record, or -1 to skip the record. For each record, `wrong` receives the
     error code, and `where` the operation and the position of the error.
     """
     for i in range(first, len(starts)):

@@ -1,4 +1,4 @@
-"""The operations of the Avro loop: what to do with a value, by its written type and the column node to fill."""
+"""The operations of the Avro loop. An operation reads a value of one Avro type into one column node, or skips it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ REFUSED = 21
 """Reject the record: the node cannot hold a value of this type."""
 # With nested values, with or without a node.
 (UNION, RECORD, ARRAY, MAP, SPAN) = range(22, 27)
-"""SPAN: keep where a value is, which becomes JSON text after the loop."""
+"""SPAN: store the position and length of a value, which is converted to JSON text after the loop."""
 
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)
-"""NODE is -1 if no column wants the value. `places[FIRST:][:COUNT]` are the operations of a record's fields, a union's
+"""NODE is -1 if the value fills no column. `places[FIRST:][:COUNT]` are the operations of a record's fields, a union's
 branches, an array's element or a map's value. For an enum, `places` has the start and length of each symbol's text.
 
-FIRST_UNFILLED is where the nodes begin in `places` that a record does not fill; UNFILLED is their number.
+`places[FIRST_UNFILLED:][:UNFILLED]` are the nodes that no field of the record fills.
 """
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
 """BITS is the size of the written number. MIN_VALUE and MAX_VALUE are the limits of the number before it is multiplied
 by FACTOR (or divided, if FACTOR is negative).
 
-A decimal's absolute value must be below LIMIT, and is multiplied by ten TENS times. EMPTY: elements may take no bytes.
+A decimal's absolute value must be below LIMIT, and is multiplied by ten TENS times. EMPTY is 1 if an array's elements
+may take no bytes.
 """
 
 # Errors of a record.

@@ -1,7 +1,7 @@
-"""Translates a writer's Avro schema, given the table's columns, into operations for the loop.
+"""Compiles a writer's Avro schema and the table's columns into operations for the loop.
 
-A field fills the column with the field's own name. A column that no field fills in this way is filled by a field with
-an alias of that name. All other fields are skipped. If a field's type cannot fill its column, only records with a value
+A field fills the column that has its name. If no field has the column's name, a field with an alias of that name fills
+the column. All other fields are skipped. If a field's type cannot fill its column, only records with a value
 of that type are rejected.
 """
 
@@ -37,7 +37,7 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 MAX_OPERATIONS = 100_000
-"""Maximum number of operations for one writer schema. Types that are named repeatedly may need exponentially many."""
+"""Maximum number of operations for one writer schema. Repeated named types can multiply them exponentially."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
 """Error class and text."""
@@ -69,9 +69,9 @@ class Program:
         self._unfit: dict[int, Fault] = {}
         self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
-        """What columns take of a value whose other fields become JSON text, by the operation that keeps its place."""
+        """Map a SPAN operation to the fields that columns take. The value's other fields become JSON text."""
         self.spans: dict[int, AvroType] = {}
-        """The types of values that become JSON text, by the operation that keeps their place."""
+        """Map a SPAN operation to the Avro type of the values that become JSON text."""
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
@@ -81,13 +81,13 @@ class Program:
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
-        """Add a writer schema. Returns the operation with which its records begin.
+        """Add a writer schema. Returns the first operation of its records.
 
-        Raises TooLarge; in that case nothing is added.
+        Raises TooLarge, and then adds nothing.
         """
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
-        self._kept.append(written)  # `_skips` knows types by their ids
+        self._kept.append(written)  # `_skips` has ids of types, which must stay alive
         try:
             root = self._for(written, self._record)
         except (TooLarge, RecursionError) as error:
@@ -103,7 +103,7 @@ class Program:
         return root
 
     def path(self, place: int) -> str:
-        """Return the name of the column, or of the skipped field, that an operation is for."""
+        """Return the path of the column that an operation fills, or of the field that it skips."""
         return self._paths[place]
 
     def unfit(self, place: int) -> Fault:
@@ -156,7 +156,7 @@ class Program:
         place = self._whole_record(written, target, kind)
         if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
             return place
-        # The whole record is kept, and what columns take of it is taken out of its JSON.
+        # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
         row = self._row(op.SPAN, Target(iceberg.StringType(), rest, -1, target.path))
         self.spans[row] = written
         self.rests[row] = as_written(parts_of(kind, self._units, self._hidden), written)
@@ -189,7 +189,7 @@ class Program:
         return row
 
     def _passed_over(self, written: AvroType, path: str) -> int:
-        """Return the operation that skips a value. Each type has one operation, because a type may contain itself."""
+        """Return the operation that skips a value. Each type has one such operation, because types can be recursive."""
         if id(written) in self._skips:
             return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
@@ -237,9 +237,9 @@ class Program:
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that fills a column of this type, with the operation's other columns.
+    """Return the operation that fills a column of this type, as a map from the operation's columns to their values.
 
-    None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
+    Returns None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
     """
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
@@ -313,14 +313,14 @@ def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, i
 
 
 def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
-    """Return the columns that limit a decimal of this scale, so that it fits the table's column."""
+    """Return the operation's columns for a decimal of this scale: its limit and the number of tens to multiply by."""
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
 def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
-    """Return, by the index of each field, the column that the field fills."""
+    """Map the index of each field that fills a column to the column's name."""
     wanted = set(wanted)
     found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
     for i, names in enumerate(written.fields):
@@ -332,7 +332,7 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Return what columns take of a value, with the names that the writer's schema gives to fields."""
+    """Rename the fields in `part` to their names in the writer's schema. None if the whole value fills columns."""
     if part is None:
         return None
     if written.kind == "union":

@@ -29,7 +29,7 @@ class UnreadableSchema(Exception):
 
 
 class TooLarge(Exception):
-    """The Avro schema is valid, but too large to be read."""
+    """The Avro schema is valid, but too large to be compiled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class AvroType:
     """Whether a string's text is JSON already (Debezium's `io.debezium.data.Json`)."""
     symbols: tuple[str, ...] = ()
     fields: tuple[tuple[str, ...], ...] = ()
-    """Names of each field of a record: its own name, followed by its aliases."""
+    """The names of each field of a record: its own name first, then its aliases."""
     parts: list[AvroType] = field(default_factory=list)
     """The types of a record's fields, a union's branches, an array's elements, or a map's values."""
 
@@ -71,8 +71,7 @@ def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
 
 
 def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
-    """Parse a schema's JSON. `references` are the schemas that it refers to, each after the schemas that it needs
-    itself.
+    """Parse a schema's JSON. `references` are the schemas that it refers to, in order of dependency.
 
     Raises UnreadableSchema.
     """

@@ -1,4 +1,4 @@
-"""Decodes delimited lines to Arrow: the lines are rewritten as JSON, which the JSON decoder reads."""
+"""Decodes delimited lines to Arrow: rewrites the lines as JSON, which the JSON decoder then reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.Do
 
 
 class CsvDecoder:
-    """Decodes chunks to tables with one schema. Columns without a field are null."""
+    """Decodes chunks to tables with one schema. Columns that no field fills are null."""
 
     def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:
         """Raises SpecError if a field cannot fill a column's type."""
@@ -53,8 +53,9 @@ class CsvDecoder:
         return joined(parts) if parts else self._decode(chunk)
 
     def _part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode the records from `first` on whose JSON fits into memory. Returns where those records end, and their
-        rows.
+        """Decode records from index `first` on, as many as fit into the memory for their JSON.
+
+        Returns the index after the last decoded record, and the result.
         """
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = loop.as_objects(
@@ -88,7 +89,7 @@ class CsvDecoder:
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
     def _with_room(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode one record that needs more memory than usual, and then release the memory."""
+        """Decode only the record `first`, whose JSON needs more memory than usual. Releases this memory afterwards."""
         usual, self._room = self._room, np.empty(needed, np.uint8)
         try:
             _, part = self._part(values[first : first + 1], 0)

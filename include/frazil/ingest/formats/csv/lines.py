@@ -1,4 +1,4 @@
-"""Reads single lines for error texts: what is wrong with a line, and the value of a field."""
+"""Reads single lines for error texts: explains why a line is rejected, and quotes the value of a field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frazil.spec.formats import CsvFormat
 
 VALID, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
-"""Outcome codes of the loop for a record."""
+"""Outcome codes that the loop stores for each record."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -26,7 +26,7 @@ class Line:
         self._field = re.compile(rf"{either}({delimiter}|\Z)")
 
     def fault(self, record: bytes | None, outcome: int) -> tuple[str, str]:
-        """Return class and text of the error for a record that becomes no row."""
+        """Return the error class and text for a record that cannot become a row."""
         quote, columns = self._quote, self._columns
         texts = {
             NO_VALUE: ("Tombstone", "the message has no value"),
@@ -46,15 +46,13 @@ class Line:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count(self, record: bytes) -> int:
-        """Return the number of fields in the line. Splits the line only if it has quotes: lines may have a thousand
-        fields.
-        """
+        """Return the number of fields in the line. Splits only lines with quotes, because splitting is slow."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1
 
     def fields(self, record: bytes) -> list[str]:
-        """Return the fields of a valid line. Their number may be wrong."""
+        """Split a line into its fields. The number of fields may differ from the declared number."""
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
         found: list[str] = []
         place = 0
@@ -68,5 +66,5 @@ class Line:
         return found
 
     def quoted(self, record: bytes, path: Sequence[str]) -> str | None:
-        """Return a column's field as it was sent, as text for a message."""
+        """Return a message text that quotes the field for a column, as it was sent."""
         return f"the field {self.fields(record)[self._columns.index(path[0])][:64]!r}"

@@ -1,6 +1,6 @@
 """Compiled: rewrites delimited lines as JSON objects, which the JSON decoder reads.
 
-A field thus becomes a column's value by the same rules as a JSON string or number.
+A field is thus converted to a column's value by the same rules as a JSON string or number.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - one loop that does everything for a record
@@ -24,12 +24,12 @@ from frazil.ingest.formats.csv.lines import (
 )
 from frazil.ingest.formats.json.scan import number_end
 
-# Kinds of JSON that a field is written as.
+# Kinds of JSON values as which a field is written.
 SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 _LONG = 4096
-"""Above this length, the room that a record needs is counted instead of estimated."""
+"""Maximum size (bytes) of a record for which the size of its JSON is estimated. Above this, it is counted."""
 
 Octets = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -53,7 +53,7 @@ def escaped(c: int, to: Octets, at: int) -> int:
 
 @loop
 def room_of(b: Octets, p: int, end: int) -> int:
-    """Return an upper bound of the bytes that a record's fields need as JSON."""
+    """Return an upper bound for the number of bytes that a record's fields need as JSON."""
     if end - p <= _LONG:
         return 6 * (end - p)
     room = end - p
@@ -68,8 +68,9 @@ def room_of(b: Octets, p: int, end: int) -> int:
 
 @loop
 def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON number, without leading + or zeros. Returns `at` unchanged if the field is not a
-    number.
+    """Write a field as a JSON number, without leading + or zeros. Returns the position after it.
+
+    Returns `at` if the field is not a number.
     """
     start, q = at, p
     if b[q] == 45:
@@ -91,8 +92,9 @@ def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON boolean: `true` or `false` in any case, 1 or 0. Returns `at` unchanged for anything
-    else.
+    """Write a field as a JSON boolean: `true` or `false` in any case, 1 or 0. Returns the position after it.
+
+    Returns `at` for any other field.
     """
     length = end - p
     first = b[p] | 32
@@ -138,7 +140,7 @@ def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool,
 
 @loop
 def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted: bool) -> tuple[int, int]:
-    """Return the end of the content of the field that begins at `p`, and an error code."""
+    """Return the end of the field whose content begins at `p`, and VALID or an error code."""
     if is_quoted:
         while p < end:
             if b[p] == quote:
@@ -208,7 +210,7 @@ def as_object(
             p += 1
         if p >= end:
             break
-        p += 1  # the delimiter: another field follows, if only an empty one
+        p += 1  # skip the delimiter; another field follows, even if it is empty
     if f < fields:
         return at, WRONG_COUNT
     if at == begin:
@@ -235,10 +237,11 @@ def as_objects(
     places: Numbers,
     outcomes: Octets,
 ) -> tuple[int, int]:
-    """Write records as JSON objects, from `first` on, while they fit into `to`.
+    """Write records from index `first` on as JSON objects, as many as fit into `to`.
 
-    Returns the index of the first record that was not written; and the bytes needed for it, if an empty `to` was too
-    small. `places` receives the start and length of each JSON object, `outcomes` each record's outcome code.
+    Returns the index of the first record that was not written. Also returns the number of bytes that this record needs,
+    if `to` is still empty and too small for it; otherwise 0. `places` receives the start and length of each JSON
+    object, and `outcomes` the outcome code of each record.
     """
     at, record = 0, first
     while record < len(starts):

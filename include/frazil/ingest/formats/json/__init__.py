@@ -1,3 +1,1 @@
-"""Decodes JSON objects (RFC 8259). `decoder` decodes chunks; `record` is the reference for the result of each
-record.
-"""
+"""Decodes JSON objects (RFC 8259). `decoder` decodes chunks; `record` defines the correct result for each record."""

@@ -1,4 +1,4 @@
-"""Finds what JSON records have beyond a schema: new fields, and columns that must be wider or optional."""
+"""Compares JSON records with a schema: finds new fields, and columns that must become wider or optional."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from frazil.ingest.schema_drift import (
 
 _untyped = msgspec.json.Decoder().decode
 _MAX_REFUSED = 1000
-"""Maximum number of rejected records of a chunk that are examined. The others mostly fail in the same way."""
+"""Maximum number of rejected records that are examined per chunk. Further records mostly fail for the same reasons."""
 
 
 class BeyondSchema:
-    """Examines single records for fields and types that one schema does not have."""
+    """Examines single records for fields and types that the schema does not have."""
 
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
@@ -44,9 +44,7 @@ class BeyondSchema:
         self._readers: dict[Widening, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
-        """Return the fields and types that the schema needs for records that were read one by one. `read` has their
-        results.
-        """
+        """Return the fields and types that the schema needs to hold these records. `read` has each record's result."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         valid = [value for value, row in found if not isinstance(row, Refused)]
         records = 0
@@ -60,7 +58,7 @@ class BeyondSchema:
         return joined_drift([SchemaDrift(new, records=records), *parts])
 
     def new(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
-        """Return the fields of valid records that are not columns, by path."""
+        """Map the path of each field that is not a column to its type. The records must be valid."""
         found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._parts(_parsed(value)):
@@ -77,9 +75,7 @@ class BeyondSchema:
                 yield found
 
     def _wider(self, value: bytes) -> SchemaDrift:
-        """Return which columns must change so that a rejected record becomes a row; empty if no change would
-        suffice.
-        """
+        """Return the column changes with which a rejected record becomes a row; empty if no changes suffice."""
         record = _parsed(value)
         if not any(True for _ in self._parts(record)):
             return SchemaDrift()
@@ -95,7 +91,7 @@ class BeyondSchema:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The known fields of a type, by name. The entries of a list are named `element`, those of a map `value`."""
+    """Map the names of a type's fields to their own fields. A list's entries are named `element`, a map's `value`."""
 
     fields: Mapping[str, _Known]
     entries: str = ""
@@ -161,7 +157,7 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """Columns that need another Iceberg type, and columns that must become optional, by path."""
+    """Paths of columns that need another Iceberg type (with this type), and of columns that must become optional."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()
@@ -171,7 +167,7 @@ NOTHING = Widening()
 
 
 def demanded(value: object, schema: iceberg.StructType) -> Widening:
-    """Return what a parsed record needs from a schema. The record may be invalid for other reasons, too."""
+    """Return the changes to the schema that a parsed record requires. Even with them, the record may be invalid."""
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
     for path, kind in _struct(value, schema, ()):

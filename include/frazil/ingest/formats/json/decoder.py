@@ -1,7 +1,7 @@
-"""Decodes JSON messages to Arrow with a compiled loop. Records about which the loop is unsure are read one by one.
+"""Decodes JSON messages to Arrow with a compiled loop.
 
-`columns` reads a chunk and marks the unsure records; `record` reads one record and is the reference. A record's row or
-rejection does not depend on other records.
+The loop (`rows`) marks the records of a chunk that it cannot decode with certainty. `record` reads these one by one,
+and is the reference. A record's row or rejection does not depend on other records.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _drift(self, chunk: Chunk) -> SchemaDrift:
-        """Return the new fields of the records that the loop read, and how many have no field of a column."""
+        """Return the new fields of records that the loop read, and count those in which no field fills a column."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
             some = chunk.values.take(places[:MAX_NAMES])
@@ -94,7 +94,7 @@ class JsonDecoder:
         return joined_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
     def _unknown(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
-        """Return how many records have no field of a column, among those that were read one by one."""
+        """Count the records, among those read one by one, in which no field fills a column."""
         found: list[Collection[str]] = []
         for value, row in zip(values, read, strict=True):
             if not self._names or (isinstance(row, Refused) and row.error_class != "MissingRequired"):
@@ -158,25 +158,27 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """Number of records with keys outside the schema that the loop read in the last call, and the positions of a
-        sample.
+        """`new` is the number of records with keys outside the schema, among those that the loop read in the last call.
+
+        `samples` has the positions of a sample of them.
         """
         self.unknown = np.zeros(0, np.int64)
-        """Positions of the records without any key of the schema that the loop read in the last call."""
+        """Positions of the records that the loop read in the last call and that have no key of the schema."""
 
     def withhold(self, hidden: Collection[Path]) -> None:
         self._columns.withhold(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Search for new keys from now on, without counting earlier ones. `within` limits the search to structs at
-        these paths.
+        """Start to search for new keys, and forget those found so far.
+
+        `within` limits the search to the structs at these paths.
         """
         self._new_keys = new_keys.memory(on=True)
         if within is not None:
             self._columns.watch(within)
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """Return the rows of the records that the loop is sure about, in order, and the mask of the unsure values."""
+        """Return the rows of the records that the loop decoded, and a mask of the records to read one by one."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)

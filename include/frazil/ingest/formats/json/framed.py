@@ -1,4 +1,4 @@
-"""Decodes JSON from Confluent's serializers, which write a zero byte and a schema id before it. Both are skipped."""
+"""Decodes JSON from Confluent's serializers. Skips the frame before the JSON: a zero byte and a schema id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds duplicate keys in a JSON record's text, because the parser silently keeps only the last value of a key."""
+"""Finds duplicate keys in a JSON record's text. The parser does not report them: it keeps a key's last value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class _Pairs(list[tuple[str, Any]]):
 class KeysGivenTwice:
     """Finds a schema field, or a map's key, that occurs twice in a record.
 
-    Takes the record's text, which the parser has accepted (no NaN, no Infinity), and the parsed values.
+    The arguments are the record's text and its parsed values. The parser has accepted the text, so it has no NaN or
+    Infinity.
     """
 
     def __init__(self, schema: iceberg.StructType) -> None:
@@ -43,8 +44,8 @@ class KeysGivenTwice:
     def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
         """Return the path of a duplicate key; None if no key is duplicated."""
         if self._flat:
-            # The text has at most as many keys as colons after a quotation mark. If as many fields have a value, or as
-            # many keys are distinct, no key is duplicated.
+            # A key ends with a quotation mark and a colon, so counting these gives the maximum number of keys. If that
+            # many fields have a value, or that many keys are distinct, no key is duplicated.
             max_keys = text.translate(None, WHITE_SPACE).count(b'":')
             if max_keys == len(parsed) - parsed.count(None) or max_keys == len(_distinct(text)):
                 return None
@@ -56,7 +57,7 @@ class KeysGivenTwice:
         return _repeated_key(self._decode(text.decode()), self._schema)
 
     def in_refused(self, text: bytes) -> str | None:
-        """Like `__call__`, but for a record that the parser rejected. Returns None also if the text is not JSON."""
+        """Like `__call__`, but for a record that the parser rejected. Also returns None if the text is not JSON."""
         if self._quoted and (plain := _without_escapes(text)) is not None and self._each_name_once(plain):
             return None
         try:
@@ -68,20 +69,22 @@ class KeysGivenTwice:
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _first_twice(self, text: bytes) -> str | None:
-        """Return the first name that certainly occurs twice as a key of a flat object. Keys with white space before the
-        colon are not counted.
+        """Return the first name that certainly occurs twice as a key of a flat object; None if no name certainly does.
+
+        Keys with white space before the colon are not counted.
         """
         count = text.count
         for name, key in self._keys:
-            # A name's last quotation mark ends a string; if its first one is escaped, it is inside a longer key.
+            # `key` ends a string. If its first quotation mark is escaped, it is only the end of a longer key.
             if count(key) > 1 and (b"\\" not in text or count(key) - count(b"\\" + key) > 1):
                 return name
         return None
 
 
 def _without_escapes(text: bytes) -> bytes | None:
-    """Return the text with printable ASCII unescaped, so that a plain name has one spelling. None if that is not
-    easy.
+    """Unescape printable ASCII characters, so that a plain name has only one spelling.
+
+    Returns None if the text has escapes that this simple method cannot handle.
     """
     start = text.find(b"\\u00") if b"\\" in text else -1
     if start < 0:
@@ -90,7 +93,7 @@ def _without_escapes(text: bytes) -> bytes | None:
         return None  # an apparent escape may be text after a backslash
     while start >= 0:
         if (found := _ESCAPE.match(text, start)) is None:
-            return None  # the parser refused what is before it
+            return None  # the parser rejected the text before this escape
         escape, character = found[0], bytes([int(found[1], 16)])
         if character.isascii() and character not in b'"\\' and character >= b" ":
             text = text.replace(escape, character)
@@ -128,7 +131,7 @@ def _repeated(keys: list[str]) -> str | None:
 
 
 def _repeats_names(schema: iceberg.StructType) -> bool:
-    """Return whether records may have a field's name in several places, or names that are not in the schema."""
+    """Return whether a valid record may repeat a field's name: in lists of structs, or as the key of a map."""
     lists = [kind for kind in inner(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner(kind))
     return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner(schema))

@@ -1,4 +1,4 @@
-"""Decodes records with several JSON objects, one per line. Either all lines of a record become rows, or none does."""
+"""Decodes records with several JSON objects, one per line. A record's lines either all become rows, or none does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection, RestDecoder, first
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 
 MAX_LINES = 100_000
-"""Maximum number of lines per record. Without a limit, a record of only newlines would need many times its size."""
+"""Maximum number of lines per record. Without it, a record of newlines would need many times its size in memory."""
 LINES_AT_ONCE = 500_000
-"""Approximate number of lines decoded at a time. For short lines, positions take more memory than the text."""
+"""Approximate number of lines decoded at once. For short lines, the positions take more memory than the text."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
@@ -79,7 +79,7 @@ def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
 
 
 def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of marks in each piece. No piece may be empty."""
+    """Return the number of true marks in each slice, given its start and length. No slice may be empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)

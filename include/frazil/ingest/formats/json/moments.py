@@ -21,7 +21,7 @@ def _two(b: Octets, p: int) -> int:
 
 @loop
 def days(b: Octets, p: int) -> int:
-    """Return the days since 1970 for the ten characters at `p`: a Gregorian date in the years 1 to 9999."""
+    """Return the days since 1970 of the date (years 1 to 9999) in the ten characters at `p`; NEVER if it is invalid."""
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return NEVER
     century, year, month, day = _two(b, p), _two(b, p + 2), _two(b, p + 5), _two(b, p + 8)
@@ -44,7 +44,7 @@ def days(b: Octets, p: int) -> int:
 def clock(b: Octets, p: int) -> tuple[int, int]:
     """Read a time: `HH`, `HH:MM` or `HHMM`, optionally with `:SS` or `SS`, and a fraction.
 
-    Returns the position after it, and the microseconds since midnight.
+    Returns the position after it (NO if invalid), and the microseconds since midnight.
     """
     hour, minute, second, fraction = _two(b, p), 0, 0, 0
     if hour < 0:
@@ -81,9 +81,9 @@ def clock(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def timestamp(b: Octets, p: int) -> tuple[int, int]:
-    """Read a timestamp. Returns the position after it, and the microseconds since 1970 in UTC.
+    """Read a timestamp. Returns the position after it (NO if invalid), and the microseconds since 1970 in UTC.
 
-    A time without a zone counts as UTC.
+    A timestamp without a zone is taken as UTC.
     """
     since = days(b, p)
     if since == NEVER:

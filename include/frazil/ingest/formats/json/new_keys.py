@@ -1,6 +1,6 @@
-"""Compiled: samples the records that have keys outside the schema, so that only a few records are examined again.
+"""Compiled: samples the records with keys outside the schema. Only the sampled records are examined again.
 
-A key is identified by its container and its bytes. The first records with a value for a key are its sample.
+A key is identified by its container and its bytes. The first records in which a key has a value are its sample.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
@@ -14,15 +14,15 @@ from frazil.ingest.formats.json.scan import Octets, loop, white
 
 ON, FLAGGED, SAMPLED, KEYS = range(4)
 """Positions in the memory. ON: whether to search. FLAGGED: whether the current record has a new key. SAMPLED: whether
-the record is in a sample. KEYS: the number of distinct keys. A hash table of keys follows, with a hash other than 0 and
-a count per key.
+the record is in a sample. KEYS: the number of distinct keys. A hash table follows, with a hash (not 0) and a number of
+sampled records for each key.
 """
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Maximum number of keys that are sampled. Further keys are sampled after earlier ones have become columns."""
+"""Maximum number of keys that are sampled. Other keys are sampled later, after these have become columns."""
 SAMPLES = 256
-"""Number of records sampled per key. More are sampled for objects and arrays, which may be partly empty."""
+"""Number of records sampled per key. For objects and arrays it is SAMPLES_NESTED, because some may be partly empty."""
 SAMPLES_NESTED = 4096
 
 
@@ -34,7 +34,10 @@ def memory(*, on: bool) -> Numbers:
 
 @loop
 def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
-    """Note the key at `[key, end)` of container k, whose value begins at `value` in a record that ends at `behind`."""
+    """Count the new key at `[key, end)` in container k, and decide whether the record is sampled.
+
+    The key's value begins at `value`; the record ends at `behind`.
+    """
     first = b[value]
     if first == 110:
         return  # null has no type

@@ -1,4 +1,4 @@
-"""A schema as arrays for a compiled loop: one node for each field, element, key and value, outer nodes first."""
+"""Converts a schema to arrays for a compiled loop: one node per field, element, key and value; outer nodes first."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Uni
 (JSON, JSON_TEXT, REST, STRUCT, LIST, MAP) = range(17, 23)
 """Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
 
-JSON is a string column that keeps the text of any value. JSON_TEXT keeps the content of a text, and the text of any
-other value. REST keeps the members of its struct that no other node takes.
+JSON is a string column that stores the JSON text of any value. JSON_TEXT stores the content of a string, and the JSON
+text of any other value. REST stores the members of its struct that fill no other node.
 """
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
@@ -45,7 +45,7 @@ _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECOND
 _TEXTS = {AS_JSON: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(23)])
-"""Number of 64-bit words that a value takes while it is read, by kind of node."""
+"""`WORDS[kind]` is the number of 64-bit words in which the loop stores a value of a node of this kind."""
 
 Numbers = NDArray[np.int64]
 
@@ -55,28 +55,29 @@ Numbers = NDArray[np.int64]
 """PRECISION is the number of a decimal's digits, or a fixed's length. AFTER is the first node that is not inside this
 node. INNER is the domain of the entries of a list or map.
 
-FIELDS is the number of a struct's fields, whose nodes begin at CHILDREN in `lists`. The node's name has LENGTH bytes,
-from NAME in `names`. PLAIN is 1 if JSON writes the name without escapes.
+FIELDS is the number of a struct's fields, whose nodes begin at CHILDREN in `lists`. The node's name begins at NAME in
+`names` and has LENGTH bytes. PLAIN is 1 if JSON writes the name without escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
 (LEFT, KEEPS, HIDDEN, HIDING, NODE_WIDTH) = range(22, 27)
 """SLOTS is where a struct's hash table begins in `lists`. MASK is the size of the hash table, less one. LONGEST is the
-length of the struct's longest name. At KEY in `lists` is the name with a closing quotation mark, as words of eight
-bytes. WATCHED is 0 for a struct that is not searched for new keys.
+length of the struct's longest name. KEY is where the name begins in `lists`, with a closing quotation mark, as words of
+eight bytes. WATCHED is 0 for a struct that is not searched for new keys.
 
 LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. HIDDEN is
-where the names begin in `lists` that do not go there, and HIDING their number: each has its place in `names` and its
-length.
+where the list of names that must not go to the REST begins in `lists`, and HIDING is the number of these names. Each
+name is listed as its start in `names` and its length.
 
-The other columns change while records are read. OPENING is the field that came first in a struct the last time, and
-FOLLOWING the field that came after this field. SEEN is the number of the last object that had this field. BASE is where
-the node's words begin, and FLAG where its flags begin.
+The other columns change while records are read. OPENING is the first field of the struct in the last object, and
+FOLLOWING is the field that came after this field. SEEN is the number of the last object that had this field. BASE is
+where the node's words begin, and FLAG is where its flags begin.
 """
 
 
 class Nodes(NamedTuple):
-    """The nodes of a schema; node 0 is the record. A domain is a set of entries: the rows, or the elements of one
-    list.
+    """The nodes of a schema; node 0 is the record.
+
+    Each node belongs to a domain, a set of entries: the rows, or the elements of one list or map column.
     """
 
     table: Numbers
@@ -93,8 +94,9 @@ def hashed(name: bytes) -> int:
 
 
 def nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
-    """Return the nodes of a schema. A struct's children are in field order; a list has one child, a map a key and a
-    value. `hidden` has the paths of fields that do not go to a REST, in lower case.
+    """Return the nodes of a schema. `hidden` has the lower-case paths of fields that must not go to a REST.
+
+    A struct's children are in field order. A list has one child; a map has two, its key and its value.
     """
     made = _Making(units, hidden)
     made.add(schema, -1, required=True, domain=0)
@@ -179,7 +181,7 @@ class _Making:
             self._rows[before][FOLLOWING] = child
 
     def _keep(self, node: int, part: Part | None) -> None:
-        """Let parts of a container go to a REST."""
+        """Mark the parts of a container that go to a REST."""
         if part is None:
             return
         row = self._rows[node]

@@ -1,7 +1,9 @@
-"""Compiled: converts JSON numbers to exact integers, doubles and decimals, or reports that it is unsure.
+"""Compiled: converts JSON numbers to exact integers, doubles and decimals.
 
-A double is proved to be the nearest double. Clinger's fast path is tried first (both parts are exact), then the
-algorithm of Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021), which detects when it cannot decide.
+A function returns `NO` as the position if the text is not a number, or if the exact result is uncertain. The record is
+then read one by one (`record`). A double is always the nearest one: Clinger's fast path is tried first, for numbers
+whose two parts are exact. The algorithm of Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021) follows,
+which detects uncertain results.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -13,11 +15,11 @@ import numpy as np
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, named_end
 
 _MIN_POWER, _MAX_POWER = -342, 308
-"""Minimum and maximum power of ten. Beyond these, every number of 19 digits is zero or infinite."""
+"""Minimum and maximum power of ten. Outside them, a number of up to 19 digits is zero or infinite."""
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the first 128 bits of 5^q for each power q, as high and low word. Negative powers are rounded up."""
+    """Return the highest 128 bits of 5^q for each power q, as two words. Values of negative powers are rounded up."""
     words = []
     for q in range(_MIN_POWER, _MAX_POWER + 1):
         power = 5 ** abs(q)
@@ -46,8 +48,9 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def integer(b: Octets, p: int) -> tuple[int, int]:
-    """Read a 64-bit integer. Returns the position after it, and its value. The caller checks that the number ends
-    there.
+    """Read a 64-bit integer. Returns the position after it, and its value.
+
+    The caller must check that the number ends at this position.
     """
     negative = b[p] == 45
     if negative:
@@ -70,9 +73,7 @@ def integer(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def exponent(b: Octets, p: int) -> tuple[int, int]:
-    """Read an exponent, after its `e`. Returns the position after it, and its value. A very large exponent is limited
-    to about 10^9.
-    """
+    """Read an exponent, after its `e`. Returns the position after it, and its value, limited to about 10^9."""
     negative = b[p] == 45
     if negative or b[p] == 43:
         p += 1
@@ -88,8 +89,9 @@ def exponent(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def double(b: Octets, p: int) -> tuple[int, float]:
-    """Read a number. Returns the position after it, and the nearest double. Unsure if the number is too large for a
-    double.
+    """Read a number. Returns the position after it, and the nearest double.
+
+    The position is NO for numbers that are too large for a double.
     """
     negative = b[p] == 45
     if negative:
@@ -139,7 +141,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the high and the low word of the product."""
+    """Multiply two 64-bit numbers. Returns the high and the low word of the product."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -149,7 +151,7 @@ def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest(whole: np.uint64, power: int) -> np.uint64:
-    """Return the bits of the double nearest to `whole` times ten to this power; all ones if unsure or infinite.
+    """Return the bits of the double nearest to `whole` * 10^`power`; all ones if it is uncertain or infinite.
 
     `whole` has at most 18 digits, or is 10^18.
     """
@@ -202,10 +204,11 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 @loop
 def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
-    """Read a number as a decimal of this scale. Returns the position after it, and the high and the low word of its
-    unscaled value in two's complement.
+    """Read a number as a decimal of this scale. Returns the position after it, and the unscaled value.
 
-    In a `text`, every spelling of Python's decimals is accepted. Unsure of numbers that do not fit.
+    The unscaled value is returned as a high and a low word, in two's complement. The position is NO for numbers that do
+    not fit. If `text` is true, the number is the content of a string, and may have any form that Python's Decimal
+    accepts.
     """
     negative = b[p] == 45
     if negative or (text and b[p] == 43):
@@ -255,9 +258,7 @@ def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[
 
 @loop
 def seconds(b: Octets, p: int) -> tuple[int, int]:
-    """Read a number of seconds. Returns the position after it, and its microseconds. Finer digits are truncated toward
-    zero.
-    """
+    """Read a number of seconds. Returns the position after it, and the microseconds, truncated toward zero."""
     negative = b[p] == 45
     if negative:
         p += 1

@@ -1,4 +1,4 @@
-"""Compiled: gathers the parts of a record for its `rest` column, and writes them as one JSON object.
+"""Compiled: collects the parts of a record that belong to its `rest` column, and writes them as one JSON object.
 
 A piece is a slice of the record, or a constant. `json.rest` describes the result.
 """
@@ -17,14 +17,14 @@ from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import LONG, ROOM, USED
 
 COUNT, MEMBERS, FOUND, FIRST_PIECE = range(4)
-"""Positions in the memory. COUNT: the number of pieces. MEMBERS: COUNT after the last member. FOUND: the number of
-columns that the record has a field for. The pieces follow, each with start, length and kind.
+"""Positions in the memory. COUNT: the number of pieces. MEMBERS: the value of COUNT after the last member was added.
+FOUND: the number of columns for which the record has a field. The pieces follow, each with its start, length and kind.
 """
 MAX_PIECES = 4096
-"""Maximum number of pieces of a record that the loop reads."""
+"""Maximum number of pieces in a record that the loop reads. Records with more are read one by one."""
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
-"""Kinds of pieces: members of an object; the beginning of an object or array, with its key; the end of one, whose byte
-is the start; null.
+"""Kinds of pieces. MEMBER: members of an object. OPEN: the key and the opening bracket of an object or array. CLOSE: a
+closing bracket, whose byte is stored as the piece's start. NOTHING: null.
 """
 NULL = np.frombuffer(b"null", np.uint8)
 
@@ -65,8 +65,9 @@ def add_member(b: Octets, start: int, end: int, pieces: Numbers) -> bool:
 
 @loop
 def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool:
-    """End the object or array that began at piece `begin`, whose last byte is `last`. One without members leaves no
-    trace, or null in an array. Returns False if there is no room.
+    """End the object or array that began at piece `begin`. `last` is its closing bracket.
+
+    If it has no members, it is removed, or replaced by null inside an array. Returns False if there is no room.
     """
     if pieces[MEMBERS] > begin + 1:
         return add_piece(last, 1, CLOSE, pieces)
@@ -76,7 +77,7 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 @loop
 def hides(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """Return 1 if the key `[p, end)` is hidden, 0 if not, -1 if the loop cannot compare it."""
+    """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, -1 if that is uncertain."""
     for q in range(p, end):
         if b[q] == 92 or b[q] >= 128:
             return -1
@@ -107,7 +108,7 @@ def write_rest(
     domains: Numbers,
     pieces: Numbers,
 ) -> bool:
-    """Write the pieces as the text of entry e. Returns False if `text` is full."""
+    """Write the pieces as the JSON text of entry e of the node. Returns False if `text` is full."""
     size = 2
     for i in range(pieces[COUNT]):
         size += 1 + pieces[FIRST_PIECE + 3 * i + 1]

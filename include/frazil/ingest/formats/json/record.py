@@ -1,7 +1,7 @@
-"""Reads one JSON record at a time: returns its row, or why it has none.
+"""Reads one JSON record at a time: returns its row, or the error if it is rejected.
 
-This module is the reference. It reads every record about which the compiled loop is unsure, and only it creates error
-classes and texts. A record's row or error therefore depends only on the record's bytes and the schema.
+This module is the reference. It reads every record that the compiled loop cannot decode with certainty, and only this
+module creates error classes and texts. A record's row or error therefore depends only on its bytes and the schema.
 
 A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field of the schema may occur
 only once. Fields outside the schema only need valid syntax.
@@ -48,31 +48,31 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 _RAW = ("s", AS_JSON, JSON_IN_TEXT, OF_REST)
-"""Units whose values are parsed after the record."""
+"""Units whose values the parser leaves as raw JSON, to be converted later."""
 _NO_KEY = secrets.token_hex()
-"""The key of a `rest` column, which no record has."""
+"""The key of a `rest` column for the parser. No record has this random key."""
 _INDEX = re.compile(r"\[[0-9]")
 _GOT = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
 
 class _Number(str):
-    """A number as its original digits."""
+    """A number, as the digits in the record."""
 
     __slots__ = ()
 
 
 class _Entry(NamedTuple):
-    """A step of a path into a map's entry. The parser's message does not name the entry's key.
+    """A step of a path that leads into an entry of a map. The parser's message does not name the entry's key.
 
-    The entry is found by its message: it is the first entry for which a parser raises that message.
+    The entry is therefore found by the message: it is the first entry for which a decoder raises this message.
     """
 
     decoders: list[Callable[[bytes], Any]]
     message: str
 
     def of(self, raw: bytes) -> bytes:
-        """Return the entry's value. Raises LookupError."""
+        """Return the raw value of the first entry that fails with `message`. Raises LookupError if no entry does."""
         for part in _members(raw).values():
             for decode in self.decoders:
                 try:
@@ -88,10 +88,10 @@ Step = str | int | _Entry
 
 
 class _Said(NamedTuple):
-    """A parser's error, prepared as text around the refused value.
+    """A template for the text of a parser's error, into which the rejected value is inserted.
 
-    `before` and `after` surround the value; `keys` is the path to the value; `otherwise` replaces a value that cannot
-    be quoted. If the value is NaN or an infinity, `special` replaces `before`, and nothing follows the value.
+    `before` and `after` surround the value. `keys` is the path to the value. `otherwise` replaces a value that cannot
+    be quoted. For NaN and infinities, the text is `special` and the value.
     """
 
     error_class: str
@@ -106,7 +106,7 @@ class RecordReader:
     """Reads single records with one schema."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
-        """`hidden` has the paths of fields that are not left for a `rest` column, in lower case."""
+        """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
         self._rests = [
             (path, name, parts_of(kind, units, hidden)) for path, kind, name in places_of_rest(schema, units)
         ]
@@ -122,11 +122,11 @@ class RecordReader:
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
 
     def __call__(self, value: bytes | None) -> Row | Refused:
-        """Return the message's row, or why it has none."""
+        """Return the message's row, or the error if it is rejected."""
         return self.each([value])[0]
 
     def each(self, values: Sequence[bytes | None]) -> list[Row | Refused]:
-        """Return each message's row, or why it has none."""
+        """Return the row or the error of each message."""
         texts = [*map(_stripped, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, Refused) else self._read(text, next(special)) for text in texts]
@@ -135,7 +135,7 @@ class RecordReader:
         try:
             return self._outcome(text, special)
         except RecursionError:
-            # Python counts the parser's depth and the caller's frames together. A new thread begins with none.
+            # Python adds the parser's depth to the caller's frames. A new thread has no frames yet.
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(self._outcome, text, special).result()
 
@@ -185,14 +185,15 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _given_twice(path)
 
     def _refused(self, text: bytes, message: str) -> Refused:
-        """Translate the parser's error. A duplicate key is reported first, because the key's other value may be
-        valid.
+        """Translate the parser's error. If the record has a duplicate key, that error is returned instead.
+
+        The parser's error is about the last value of the key; the other value may be valid.
         """
         if (path := self._twice.in_refused(text)) is not None:
             return _given_twice(path)
         if (said := self._said.get(message)) is None:
             said = self._understood(message)
-            if _INDEX.search(message) is None:  # messages with an index have no limit in number
+            if _INDEX.search(message) is None:  # the number of messages with an index is unlimited
                 self._said[message] = said
         if said.error_class == "MissingRequired":
             return Refused(said.error_class, said.before)
@@ -220,10 +221,10 @@ class RecordReader:
         return _Said(TYPE_MISMATCH, mismatch, keys, got)
 
     def _followed(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Follow a parser's path, such as `.a.b[3].c`, through the schema. Returns the type at its end, the unit, and
-        the steps.
+        """Resolve a parser's path, such as `.a.b[3].c`, in the schema.
 
-        The parser's path does not name the key of a map's entry (`[...]`).
+        Returns the type at the path, its unit (None if it has none), and the path's steps. The parser's path does not
+        name the key of a map's entry (`[...]`).
         """
         kind: Any = self._schema
         unit: str | None = None
@@ -246,7 +247,7 @@ class RecordReader:
         return kind, unit and f"time in {unit}", keys
 
     def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
-        """Return the parsers of a map's values, first with parsed floats, then with raw floats."""
+        """Return two parsers of a map's values: one that parses floats, and one that leaves them raw."""
         if (found := self._of_entries.get(entry.field_id)) is None:
             kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
             found = self._of_entries[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
@@ -254,7 +255,7 @@ class RecordReader:
 
 
 def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType:
-    """Return the schema without `rest` columns, whose names are no field names."""
+    """Return the schema without `rest` columns. Their names are not names of fields in records."""
     fields = []
     for field in schema.fields:
         if isinstance(field.field_type, iceberg.StructType):
@@ -265,7 +266,7 @@ def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType
 
 
 def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
-    """Return the value at a path of a record as text; None if it cannot be quoted."""
+    """Return the value at a path in a record, quoted for a message; None if it cannot be quoted."""
     try:
         raw = _part(text, str(keys[0]))
         for key in keys[1:]:
@@ -290,7 +291,7 @@ def names(text: bytes, path: Sequence[str]) -> Collection[str]:
 
 
 def names_of(value: bytes | None) -> Collection[str]:
-    """Return the field names of a record; none if it cannot be parsed."""
+    """Return the field names of a record; empty if it cannot be parsed."""
     try:
         return _members(without_specials(stripped(value))).keys()
     except (Refused, msgspec.DecodeError, RecursionError):
@@ -298,7 +299,7 @@ def names_of(value: bytes | None) -> Collection[str]:
 
 
 def _part(text: bytes, name: str) -> Any:
-    """Return one field of an object as raw JSON, or its default None. Raises msgspec.DecodeError."""
+    """Return one field of an object as raw JSON; None if it is missing. Raises msgspec.DecodeError."""
     part = _part_decoder(name)
     try:
         return part(text).part
@@ -325,7 +326,7 @@ def _part_decoder(name: str) -> Callable[[bytes], Any]:
 
 
 class _Parser:
-    """Converts bytes to a row: one typed parse, then the conversions that the parser does not support."""
+    """Converts bytes to a row: parses with types, then does the conversions that the parser does not support."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
@@ -353,9 +354,9 @@ class _Parser:
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """Return a field's type for the parser. `Raw` also accepts null, and cannot be declared optional."""
+    """Return a field's type for the parser. `Raw` accepts null anyway, and cannot be declared optional."""
     kind = _bare_type(field, units, raw_floats)
-    return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - a type made here
+    return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 
 
 def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:  # noqa: PLR0911 - a table

@@ -1,8 +1,8 @@
-"""Finds the parts of a JSON record that no column takes: the value of a `rest` column.
+"""Finds the parts of a JSON record that fill no column. They are the value of a `rest` column.
 
-The compiled loop does the same, and this module is its reference. The parts keep the record's order and the text of
-keys and values. A part of a struct, list or map column stays at its place: `{"place": {"zip": "1"}}` for a column
-`place` without the field `zip`. Elements without such parts are null.
+The compiled loop does the same; this module is the reference. The parts keep the record's order and the text of keys
+and values. A part inside a struct, list or map column keeps its path: if the column `place` has no field `zip`, the
+value is `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _name = msgspec.json.Decoder(str).decode
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of an object that columns take. All other fields are left, except hidden ones."""
+    """The fields of an object that fill columns. All other fields go to the `rest` column, except hidden ones."""
 
     taken: Mapping[str, Part | None]
-    """Parts by name; None if nothing within the field is left."""
+    """Map a field's name to its own part; to None if the whole field fills columns."""
     hidden: frozenset[str] = field(default_factory=frozenset)
-    """Names in lower case. A field of such a name is not left, in whatever case it is written."""
+    """Lower-case names of fields that must not go to the `rest` column. Case is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A list or map with objects."""
+    """A list or map whose entries have fields that fill columns."""
 
     each: Part
     is_map: bool
@@ -50,9 +50,9 @@ def is_rest(one: iceberg.NestedField, units: Units) -> bool:
 
 
 def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
-    """Return which parts of values a column of this type takes; None if it takes all.
+    """Return the parts of a value that fill a column of this type; None if the column takes the whole value.
 
-    `hidden` has the paths of sensitive fields, in lower case.
+    `hidden` has the lower-case paths of sensitive fields.
     """
 
     def below(*names: str) -> list[Path]:
@@ -71,14 +71,14 @@ def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] =
             return None if each is None else Entries(each, is_map=False)
         case iceberg.MapType():
             if any(path[0] == "key" for path in hidden):
-                return None  # whatever is left of an entry would show its key
+                return None  # any part of an entry would reveal its key
             each = parts_of(kind.value_type, units, below("value"))
             return None if each is None else Entries(each, is_map=True)
     return None
 
 
 def places_of_rest(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path, iceberg.StructType, str]]:
-    """Yield the paths of structs with a `rest` column, with the struct and the column's name."""
+    """Yield each struct with a `rest` column: its path, the struct, and the column's name."""
     for one in kind.fields:
         if is_rest(one, units):
             yield (), kind, one.name
@@ -88,9 +88,9 @@ def places_of_rest(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Pat
 
 
 def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> str | None:
-    """Return what is left of the object at `path` of a valid record; None if nothing is.
+    """Return the value of the `rest` column for the object at `path` of a valid record; None if no field is left.
 
-    Without `nulls`, fields that are null are not left.
+    If `nulls` is false, fields that are null are omitted.
     """
     at = _after_white(text, 0)
     for name in path:
@@ -124,7 +124,7 @@ def _left(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
 
 
 def _members(text: bytes, at: int) -> Iterator[tuple[int, str, int, int]]:
-    """Yield an object's members: where the key begins, the key, and where the value begins and ends."""
+    """Yield an object's members: the key's start, the key, the value's start, and the value's end."""
     at = _after_white(text, at + 1)
     while text[at] != ord("}"):
         key = STRING.match(text, at)

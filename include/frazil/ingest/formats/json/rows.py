@@ -1,7 +1,7 @@
-"""Compiled: reads JSON records into columns. Each record is read completely, or leaves no trace.
+"""Compiled: reads JSON records into columns. A record that cannot be read completely leaves no values behind.
 
-One loop, compiled once, reads records of any schema; a table of nodes controls it. Unless a record is certainly a valid
-row, the loop marks it as unsure, and the reader of single records decides. `words` describes where values are stored.
+One loop, compiled once, reads records of any schema; a table of nodes controls it. If the loop is not certain that a
+record is a valid row, it marks the record as unsure, and `record` reads it. `words` describes where values are stored.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
@@ -69,14 +69,14 @@ from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unesca
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
 
 SURE, UNSURE, FULL = 0, 1, 2
-"""Result of a record. After FULL + d, domain d gets more room, and the record is read again."""
+"""Result of a record. FULL + d: domain d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
-"""Flags of a record that the loop is sure about. NEW: it has keys outside the schema. SAMPLE: it is a sample for such
-keys. UNKNOWN: it has no key of the schema.
+"""Flags of a record that is not unsure. NEW: it has keys outside the schema. SAMPLE: it is in the sample for such keys.
+UNKNOWN: it has no key of the schema.
 """
 
 FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
-"""Mask of the first n bytes of a word, by n."""
+"""Mask n selects the first n bytes of a word."""
 
 
 @loop
@@ -99,15 +99,18 @@ def read_records(
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
-    """Read records, starting with the record `first`. Returns how many were read, and the domain that needs more room.
+    """Read records, starting at index `first`.
 
-    Writes 1 to `unsure` for each unsure record, else 0 or the flag UNKNOWN and, while searching for `new_keys`, the
-    flags NEW and SAMPLE.
+    Returns the index of the first record that was not read, and the domain that needs more room for it. The index is
+    the number of records if all were read.
+
+    Writes 1 to `unsure` for each unsure record, and flags for the others: UNKNOWN and, if `new_keys` is on, NEW and
+    SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
         unsure[i] = 1
-        # A record without its newline is not read.
+        # A record that is not followed by a newline is left unsure.
         if lengths[i] < 2 or start < 0 or end >= len(b) or b[end] != 10:
             continue
         for d in range(len(domains)):
@@ -297,8 +300,8 @@ def _record(
                         q, escaped = string_end(b, first + 1)
                         if not escaped or q - first > len(scratch) - 2:
                             return UNSURE
-                        # The value begins and ends with a quotation mark, as in the record; one inside may end it
-                        # early.
+                        # Put quotation marks around the unescaped value, as in the record. If another one inside
+                        # ends the value early, the positions differ.
                         scratch[0] = 34
                         after = unescape(b, first + 1, q, scratch, 1)
                         scratch[after] = 34
@@ -358,7 +361,7 @@ def _record(
 def _field(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """Read the key that begins at `p`. Returns its end, and the node of the struct's field with this name, or -1."""
+    """Read the key that begins at `p`. Returns its end (NO if invalid), and its node in struct k; -1 if none."""
     guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
     if guess >= 0 and nodes[guess, PLAIN]:
         after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]
@@ -411,7 +414,7 @@ def _named(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Number
 
 @loop
 def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null to this entry of a node, and to the nodes inside it."""
+    """Write null to entry e of a node, and to the nodes inside it."""
     k, after = node, nodes[node, AFTER]
     while k < after:
         kind, base = nodes[k, KIND], nodes[k, BASE]

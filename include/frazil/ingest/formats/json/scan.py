@@ -1,8 +1,8 @@
-"""Compiled: scans the tokens of JSON as strictly as the parser of single records does.
+"""Compiled: scans JSON tokens as strictly as the parser of single records does.
 
-Each record is followed by a newline that does not belong to it. Functions that skip white space take the record's end,
-because a newline inside a record is white space. All others stop at the first byte that cannot follow, so no function
-reads beyond the newline.
+Each record is followed by a newline that does not belong to it. Functions that skip white space need the record's end,
+because a newline inside a record is white space. All other functions stop at the first unexpected byte, so none reads
+beyond the newline. All return `NO` if the bytes do not match.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -47,7 +47,7 @@ ESCAPES = _short
 
 @loop
 def white(b: Octets, p: int, end: int) -> int:
-    """Return the next position that is not white space."""
+    """Return the position of the next byte that is not white space."""
     while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
@@ -143,17 +143,16 @@ def utf8_length(b: Octets, p: int) -> int:
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """Return whether a word has only ordinary bytes. Each subtraction sets the highest bit of a byte that is not
-    ordinary.
-    """
+    """Return whether all eight bytes are ordinary. The subtractions set the highest bit of bytes that are not."""
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 
 
 @loop
 def string_end(b: Octets, p: int) -> tuple[int, bool]:
-    """Return the position of the closing quotation mark of the string whose content begins at `p`, and whether it has
-    escapes.
+    """Find the end of the string whose content begins at `p`.
+
+    Returns the position of its closing quotation mark (NO if invalid), and whether it has escapes.
     """
     escaped = False
     last = len(b) - 8
@@ -236,7 +235,7 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def _key_end(b: Octets, p: int, end: int) -> int:
-    """Return the start of the value after the key that begins at `p`, and its colon."""
+    """Skip the key that begins at `p`, and its colon. Returns the start of the value."""
     if b[p] != 34:
         return NO
     p, _ = string_end(b, p + 1)
@@ -248,8 +247,9 @@ def _key_end(b: Octets, p: int, end: int) -> int:
 
 @loop
 def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
-    """Return the end of the value that begins at `p`. `depth` is the number of enclosing values; `opened` is scratch
-    space.
+    """Return the end of the value that begins at `p`.
+
+    `depth` is the number of enclosing values. `opened` is scratch memory.
     """
     enclosing = depth
     while True:
@@ -294,5 +294,5 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
 
 
 def room() -> Any:
-    """Allocate the scratch space for `value_end`."""
+    """Allocate the scratch memory for `value_end`."""
     return np.zeros(MAX_DEPTH, np.uint8)

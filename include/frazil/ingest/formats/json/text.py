@@ -1,4 +1,4 @@
-"""Checks the bytes of single JSON messages before parsing, and replaces NaN and infinities by numbers."""
+"""Checks the bytes of single JSON messages before parsing, and replaces NaN and infinities with numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""Pattern of a string. A string without an end extends to the end of the text, so that quotation marks in it are not
-tried as starts.
+"""Pattern of a string. A string without a closing quotation mark extends to the end of the text.
+
+Otherwise the pattern would be tried again at each quotation mark inside it.
 """
 MAX_DEPTH = 500
-"""Maximum nesting of objects and arrays, even in ignored fields, because recursive parsers have a limit."""
+"""Maximum nesting of objects and arrays, also in ignored fields. Recursive parsers cannot read deeper nesting."""
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
@@ -39,14 +40,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
-"""How a JSON object begins in UTF-16, with and without byte order mark. UTF-32 may begin in the same way."""
+"""First bytes of a JSON object in UTF-16, with and without byte order mark. UTF-32 can begin with the same bytes."""
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
-"""A complete escape. The group is a surrogate without its other half."""
+"""Pattern of an escape. Its group matches only a surrogate without its other half."""
 
 
 class Refused(Exception):
-    """A record that becomes no row, with the reason."""
+    """The reason why a record cannot become a row."""
 
     def __init__(self, error_class: str, error: str) -> None:
         self.error_class, self.error = error_class, error
@@ -72,7 +73,7 @@ def stripped(value: bytes | None) -> bytes:
 
 
 def _instead_of_an_object(text: bytes) -> str:
-    """Return what a value seems to be that is not an object in UTF-8, and what to do."""
+    """Return the error text for a value that is not an object in UTF-8: what it seems to be, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
     for magic, name in _COMPRESSIONS.items():
@@ -103,7 +104,7 @@ def too_deep(text: bytes) -> bool:
 
 
 def malformed(text: bytes, message: str) -> str:
-    """Return what is wrong with a text that is not JSON: the parser's message, or a clearer one."""
+    """Return the error text for a text that is not JSON: the parser's message, or a clearer one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -121,13 +122,13 @@ def malformed(text: bytes, message: str) -> str:
 
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Return the mask of texts that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
+    """Return a mask of the texts that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
     found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_FAR}")
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
 def without_specials(text: bytes) -> bytes:
-    """Replace NaN and infinities outside strings by numbers that stand for them (`NOT_A_NUMBER`)."""
+    """Replace NaN and infinities outside strings with the numbers that stand for them (`SPECIALS`)."""
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -141,7 +142,7 @@ def without_specials(text: bytes) -> bytes:
 
 
 def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """Apply `changed` to the text between strings, wherever that text contains `one` or `other`."""
+    """Apply `changed` to each text between two strings that contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]

@@ -27,11 +27,11 @@ SUPPORTED = (
 
 AS_JSON, JSON_IN_TEXT, OF_REST = "json", "json-in-text", "rest"
 Units = Mapping[int, str]
-"""How records hold the values of columns, by field id, if the type alone does not decide it.
+"""Map a column's field id to the form of its values in records, if the column's type does not determine the form.
 
-`s`, `ms`, `us` or `ns`: a timestamp column's values are numbers since the epoch. `json`: a string column keeps any
-value as JSON text. `json-in-text`: the same, but a text is JSON already. `rest`: a string column keeps the fields of
-its struct that no other column takes.
+`s`, `ms`, `us` or `ns`: a timestamp column's values are numbers since the epoch. `json`: a string column stores any
+value as JSON text. `json-in-text`: the same, except that a string's content already is JSON. `rest`: a string column
+stores the fields of its struct that fill no other column.
 """
 
 

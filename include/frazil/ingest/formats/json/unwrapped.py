@@ -1,4 +1,4 @@
-"""Decodes JSON whose columns are in an object within the record, such as the `payload` of Kafka Connect."""
+"""Decodes JSON records whose fields are in a nested object, such as Kafka Connect's `payload`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.schema_drift import WHOLE, Path, Within
 
 FIRST_ID = 400_000_000
-"""First field id of the objects around the columns."""
+"""First field id of the objects that enclose the fields."""
 
 
 class UnwrappedDecoder:

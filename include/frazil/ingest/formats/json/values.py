@@ -1,6 +1,6 @@
 """Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes.
 
-Each function takes a parsed value and returns a value from which Arrow builds the column. It raises `Wrong` for an
+Each conversion takes a parsed value and returns a value that Arrow accepts for the column. It raises `Wrong` for an
 invalid value.
 """
 
@@ -30,7 +30,7 @@ INT64 = range(-(2**63), 2**63)
 NOT_A_NUMBER = {number: float(name) for name, number in SPECIALS.items()}
 """Numbers that stand for NaN, Infinity and -Infinity, which strict JSON does not have."""
 
-# Each pattern matches a text in at most one way, so that no long text can make it slow.
+# Each pattern can match a text in at most one way, so that a long text cannot make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
@@ -43,7 +43,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class Wrong(Exception):
-    """Why a value is refused. `path` leads from the converted value to the refused part; empty for the value itself."""
+    """Why a value is rejected. `path` leads from the value to the rejected part; empty if this is the whole value."""
 
     error_class = TYPE_MISMATCH
 
@@ -58,13 +58,13 @@ class Wrong(Exception):
 
 
 class OutOfRange(Wrong):
-    """A number of the right kind that the column cannot hold."""
+    """A number of the right type that is too large for the column."""
 
     error_class = OUT_OF_RANGE
 
 
 def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
-    """Return the conversion for one type's parsed values; None if Arrow accepts the values unchanged."""
+    """Return the conversion for parsed values of a type; None if Arrow accepts them unchanged."""
     match kind:
         case iceberg.DoubleType():
             return raw_double if raw_floats else None
@@ -90,7 +90,7 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
 
 
 def named(value: Any) -> str:
-    """Return a parsed value as text for a message."""
+    """Describe a parsed value for a message."""
     match value:
         case None:
             return "null"
@@ -106,7 +106,7 @@ def named(value: Any) -> str:
 
 
 def json_text(raw: msgspec.Raw) -> str:
-    """Return the text of a value as the record has it."""
+    """Return the JSON text of a value, as it is in the record."""
     text = bytes(raw)
     if text == b"null":
         raise Wrong(MISSING)
@@ -114,7 +114,7 @@ def json_text(raw: msgspec.Raw) -> str:
 
 
 def json_in_text(raw: msgspec.Raw) -> str:
-    """Return a string's content, or the text of any other value."""
+    """Return a string's content, or the JSON text of any other value."""
     text = bytes(raw)
     return msgspec.json.decode(text, type=str) if text.startswith(b'"') else json_text(raw)
 
@@ -131,7 +131,7 @@ def raw_double(raw: msgspec.Raw) -> float:
 
 
 def single(value: float) -> float:
-    """Return the value. Raises OutOfRange for a finite number that would become infinite in single precision."""
+    """Return the value unchanged. Raises OutOfRange if it is finite, but infinite in single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -149,8 +149,9 @@ def _require_number(text: bytes) -> None:
 
 
 def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
-    """Return sign, digits without surrounding zeros, exponent and text of a number, or of a string that contains a
-    number.
+    """Split a number, or a string that contains a number.
+
+    Returns the sign, the digits without leading and trailing zeros, the power of ten, and the number's text.
     """
     text = bytes(raw)
     if text.startswith(b'"'):
@@ -175,7 +176,7 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def as_sent(text: bytes) -> str:
-    """Return the number as the record has it: the numbers that stand for NaN and infinities are translated back."""
+    """Return the number's text as sent. Numbers that stand for NaN and infinities are translated back."""
     special = NOT_A_NUMBER.get(text.strip())
     if special is None:
         return text[:64].decode()
@@ -183,9 +184,9 @@ def as_sent(text: bytes) -> str:
 
 
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Return a function that converts numbers that fit exactly, except for trailing zeros. Nothing is rounded."""
+    """Return a function that converts numbers to decimals without rounding. It raises Wrong if one does not fit."""
     usual = None
-    if precision > scale > 0:  # the usual spelling of numbers
+    if precision > scale > 0:  # matches most numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
 
     def converted(raw: msgspec.Raw) -> Decimal:
@@ -234,7 +235,7 @@ def _in_int64(micros: int, text: str, unit: str) -> int:
 
 
 def days(text: str) -> int:
-    """Return the days since the epoch. Year 0 is valid. A `Z` after the date has no effect."""
+    """Convert an ISO 8601 date to days since the epoch. Year 0 is valid. A `Z` after the date is ignored."""
     if (found := _days(text.removesuffix("Z"))) is None:
         raise _no(text, "date")
     return found
@@ -255,7 +256,7 @@ def _days(text: str) -> int | None:
 
 
 def time_of_day(text: str) -> int:
-    """Return the microseconds since midnight. Finer fractions are truncated; a `Z` has no effect."""
+    """Convert an ISO 8601 time to microseconds since midnight. Finer fractions are truncated; a `Z` is ignored."""
     found = _TIME.fullmatch(text.removesuffix("Z"))
     if found is None:
         raise _no(text, "time")
@@ -264,9 +265,9 @@ def time_of_day(text: str) -> int:
 
 
 def timestamp(text: str, kind: iceberg.IcebergType) -> int:
-    """Convert ISO 8601 with `Z`, an offset, or neither (which counts as UTC) to microseconds since the epoch, UTC.
+    """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Finer fractions are truncated.
 
-    A fraction finer than microseconds is truncated. A `timestamp` without zone gets the wall clock time in UTC.
+    A text without `Z` and offset is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
     """
     if (since := _days(text[:10])) is None:
         raise _no(text, kind)
@@ -292,13 +293,13 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
 
 @lru_cache(maxsize=4096)
 def _seconds_of(text: str) -> int | None:
-    """Return the microseconds of `HH:MM:SS`, the most frequent form; None for any other form."""
+    """Convert `HH:MM:SS`, the most frequent form, to microseconds; None for any other form."""
     found = _USUAL_TIME.fullmatch(text)
     return None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _UNITS, strict=True))
 
 
 def _micros(text: str, kind: object, *clock: str | None) -> int:
-    """Return the microseconds of hour, minute, second and fraction. The last of these may be missing."""
+    """Convert hour, minute, second and fraction to microseconds. All but the hour may be None."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
@@ -307,7 +308,7 @@ def _micros(text: str, kind: object, *clock: str | None) -> int:
 
 
 def uuid(text: str) -> bytes:
-    """Return the 16 bytes of a UUID, from a text with or without hyphens."""
+    """Convert the text of a UUID, with or without hyphens, to its 16 bytes."""
     if _UUID.fullmatch(text) is None:
         raise _no(text, "uuid")
     return bytes.fromhex(text.replace("-", ""))

@@ -1,10 +1,10 @@
-"""Compiled: writes single values as words of columns, and copies strings from there to Arrow's buffers.
+"""Compiled: writes single values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers.
 
-A value of node k at entry e is at `words[base[k] + width * e]`. Entries are counted within the node's domain.
-- a number, date, time or boolean: one word; a double as its bits
+The value of node k at entry e is at `words[base[k] + width * e]`. Entries are counted within the node's domain.
+- a number, date, time or boolean: one word; a double is stored as its bits
 - a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records
 - a decimal or UUID: two words in Arrow's order
-- a list or map: the end of its elements, in the domain of the elements
+- a list or map: the index after its last element, in the domain of the elements
 
 `valid[flag[k] + e]` is 0 for a null.
 """
@@ -37,18 +37,18 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 BASE64 = _base64
 """Value of each base64 letter; -1 for an invalid byte."""
 LONG = 32
-"""Length from which bytes are copied by a call, which costs as much as copying about as many one by one."""
+"""Length (bytes) from which strings are copied with `memcpy`. For shorter ones, a loop is faster than the call."""
 _FEW = 16
 """Maximum number of keys in a map that are compared in pairs. Larger maps use a hash table."""
 
-# Columns of the table of domains; the row after the last domain is for the bytes in `text`.
+# Columns of the table of domains. The last row is not a domain: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""Entries used so far, entries for which there is room, and entries used before the current record."""
+"""The number of entries in use, the number for which memory exists, and the number before the current record."""
 
 
 @loop
 def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """Read a boolean, date, time or number since the epoch. Returns the position after it, and its word."""
+    """Read a boolean, date, time or number since the epoch. Returns the position after it, or NO; and its word."""
     if kind == BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
@@ -80,7 +80,7 @@ def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
 
 @loop
 def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Write the one or two words of a value that is not a string or bytes. Returns the position after the value."""
+    """Read a value that is not a string or bytes, and write its words. Returns the position after it; NO if invalid."""
     if kind == TIMESTAMP:
         if b[p] != 34:
             return NO
@@ -94,7 +94,7 @@ def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: in
 
 @loop
 def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Write the two words of a decimal or a UUID. Returns the position after the value."""
+    """Read a decimal or UUID, and write its two words. Returns the position after it; NO if invalid."""
     text = b[p] == 34
     if kind == DECIMAL:
         p, high, low = decimal(b, p + text, precision, scale, text)
@@ -108,8 +108,9 @@ def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int,
 
 @loop
 def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Write a UUID's words from 32 hexadecimal digits, with hyphens anywhere. The first byte is the lowest of the first
-    word.
+    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words. Returns the position after.
+
+    The UUID's first byte is the lowest byte of the first word.
     """
     digits = 0
     words[at] = 0
@@ -127,8 +128,9 @@ def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 
 @loop
 def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers) -> bool:
-    """Write the start and length of a string. A string with escapes is copied to `text`. Returns False if `text` is
-    full.
+    """Write the start and length of a string. A string with escapes is unescaped into `text`.
+
+    Returns False if `text` is full.
     """
     if not escaped:
         words[at] = p
@@ -149,9 +151,9 @@ def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, te
 def keep_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """Like `keep`, but for base64, whose decoded bytes are written to `text`. An invalid text gets the length -1.
+    """Like `keep`, but decodes base64 into `text`. The length is -1 if the base64 is invalid.
 
-    Escapes are possible, because some libraries escape slash or plus.
+    Base64 can contain escapes, because some libraries escape slash or plus.
     """
     last = len(domains) - 1
     used = domains[last, USED]
@@ -169,8 +171,9 @@ def keep_base64(
 
 @loop
 def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Decode padded base64 to `at`, which may overlap the input. Returns the number of bytes; -1 if the text is
-    invalid.
+    """Decode padded base64 into `to`, starting at `at`; the output may overlap the input.
+
+    Returns the number of bytes; -1 if the base64 is invalid.
     """
     if (end - p) % 4:
         return -1
@@ -197,7 +200,7 @@ def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def repeats(b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
-    """Return whether a map with these entries may have a key twice."""
+    """Return whether a map with these entries may have a duplicate key."""
     if end - first <= _FEW:
         for i in range(first, end):
             for j in range(first, i):
@@ -241,7 +244,7 @@ def _same(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool
 
 @loop
 def gathered(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
-    """Concatenate strings, given as (start, length) pairs, and write their offsets."""
+    """Copy strings, given as (start, length) pairs, into `to` without gaps. Writes the end of each to `offsets`."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]

@@ -1,1 +1,1 @@
-"""Decodes Protobuf messages with the schema that each was written with."""
+"""Decodes Protobuf messages, using each record's writer schema."""

@@ -1,4 +1,4 @@
-"""Decodes Protobuf records to Arrow, each with the schema that it was written with."""
+"""Decodes Protobuf records to Arrow, using each record's writer schema."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf,
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 _INDEXES = 32
-"""Number of bits for the message indexes in the key of a record's type. The schema id is in the bits above."""
+"""Number of low bits for the message indexes in the key of a message type. The bits above hold the schema id."""
 
 
 class ProtobufDecoder(AvroDecoder):
-    """Decodes chunks to tables with one schema. Only the framing of records and the loop differ from Avro."""
+    """Decodes chunks to tables with one schema. Differs from the Avro decoder only in the frames and the loop."""
 
     _read_records = staticmethod(read_records)
     _frame_words = 5
@@ -49,8 +49,10 @@ class ProtobufDecoder(AvroDecoder):
         *,
         framed: bool = True,
     ) -> None:
-        """`schemas` is as for Avro. `message` names the message of a declared schema; `framed` tells whether records
-        have frames.
+        """`schemas` is a registry for the ids in the records' frames, or the one declared schema.
+
+        `message` names the message in a declared schema; None if it has only one. `framed`: whether records begin with
+        Confluent's frame (a zero byte, schema id and message indexes); always true with a registry.
 
         Raises SpecError for a column type that Protobuf cannot fill.
         """
@@ -160,7 +162,7 @@ class ProtobufDecoder(AvroDecoder):
 
 
 def indexes_of(packed: int) -> Sequence[int]:
-    """Unpack message indexes: zigzag varints after their count. A single byte 0 stands for the first message."""
+    """Unpack message indexes: zigzag varints that follow their count. A count of 0 means the first message."""
     numbers, value, shift = [], 0, 0
     for octet in packed.to_bytes(4, "big"):
         value |= (octet & 127) << shift
@@ -189,7 +191,10 @@ _MAX_PARTS = 10_000
 
 
 def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return what the table needs to hold records of this message, whatever values the records have."""
+    """Return the schema changes that the table needs to hold all records of this message.
+
+    Wider types are returned only if `widening` is true.
+    """
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -223,15 +228,13 @@ def _beyond(
 def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
     """Return the column type for a field's values. `inside` has the names of the messages that enclose the field.
 
-    Returns MIXED if a column could not hold all values of the field, or if the message contains itself.
+    Returns MIXED if no column can hold all values of the field, or if the message is recursive.
     """
     return _Unfolding().field(written, inside)
 
 
 class _Unfolding:
-    """Finds a field's column type, and limits the number of its parts: repeatedly named types may have exponentially
-    many.
-    """
+    """Finds a field's column type. Limits the number of its parts, which repeated types can multiply exponentially."""
 
     def __init__(self) -> None:
         self._parts = 0

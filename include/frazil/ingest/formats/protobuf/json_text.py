@@ -1,7 +1,7 @@
-"""Fills the columns that keep any value as text, with Protobuf's JSON mapping of the value.
+"""Fills the columns that store any value as JSON text, using Protobuf's JSON mapping.
 
-The compiled loop leaves these columns null, or empty in lists and maps. A message with such a column is parsed again by
-Protobuf's own library. Field names stay as in the schema, as columns are named.
+The compiled loop leaves these columns null, or empty in lists and maps. If the table has such a column, all messages
+are parsed again by Protobuf's own library. Fields keep the names that they have in the schema.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Uni
 
 
 class _At(NamedTuple):
-    """A field of a message; `value` is one value of it, if it is a list or map."""
+    """A field of a message. If the field is a list or map, `value` is one of its values."""
 
     message: Message
     field: FieldDescriptor
@@ -30,24 +30,24 @@ class _At(NamedTuple):
 
 
 class JsonTexts:
-    """Fills the columns of one schema."""
+    """Fills the columns of JSON text of one schema. It is false if the schema has no such columns."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
-        """`hidden` has the paths of fields that are not left for a `rest` column, in lower case."""
+        """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
         self._schema = schema
         self._here = {i for i, unit in units.items() if unit in (AS_JSON, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
-        """Rows of the last call with a value that has no JSON text, each with the reason."""
+        """Map each row of the last call with a value that has no JSON text to the reason."""
         self.missing: dict[int, str] = {}
-        """Rows of the last call without a required value, each with the value's full name."""
+        """Map each row of the last call without a required value to the value's full name."""
 
     def __bool__(self) -> bool:
         return any(self._has(field.field_type, field.field_id) for field in self._schema.fields)
 
     def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
-        """Return the rows with their texts. `written` has the message type of each record."""
+        """Fill in the JSON texts. Row i comes from `records[i]`, whose message type is `written[i]`."""
         self.faults, self.missing = {}, {}
         messages: list[Message | None] = []
         for row, (record, kind) in enumerate(zip(records, written, strict=True)):
@@ -67,7 +67,7 @@ class JsonTexts:
         return rows
 
     def _left(self, row: int, message: Message) -> str | None:
-        """Return the fields of a message that no column takes."""
+        """Return the JSON text of the fields that fill no column; None if no such field exists, or on an error."""
         assert self._taken is not None
         try:
             text = _dumped(MessageToDict(message, preserving_proto_field_name=True))
@@ -89,7 +89,7 @@ class JsonTexts:
     def _filled(
         self, array: pa.Array, field: iceberg.NestedField, parts: Sequence[_At | None], rows: Sequence[int], path: str
     ) -> pa.Array:
-        """Fill an array with one entry for each of `parts`, which are in the records `rows`."""
+        """Fill an array. Its entry i comes from `parts[i]`, a field of the record `rows[i]`."""
         mask = array.is_null() if array.null_count else None
         match kind := field.field_type:
             case iceberg.StructType():
@@ -98,7 +98,7 @@ class JsonTexts:
                     child = array.field(i)
                     if self._has(inner.field_type, inner.field_id):
                         within = [None if at is None else _within(at, inner.name) for at in parts]
-                        # A struct that is null has no fields, not missing ones.
+                        # Required fields of a null struct do not count as missing.
                         there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
                         child = self._filled(child, inner, within, there, f"{path}.{inner.name}")
                     children.append(child)
@@ -150,7 +150,7 @@ def _named(at: _At) -> tuple[Message, str]:
 
 
 def _field(message: Message, name: str) -> _At | None:
-    """Return a field of a message; None if the message does not have it, or has no value for it."""
+    """Return a field of a message; None if the message type does not have it, or if it is not set."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None or (not field.is_repeated and field.has_presence and not message.HasField(name)):
         return None
@@ -167,7 +167,7 @@ def _json(at: _At) -> str:
     if isinstance(value, Message):
         found = MessageToDict(value, preserving_proto_field_name=True)
     elif at.value is not None:
-        return json.dumps(value, ensure_ascii=False)  # a text
+        return json.dumps(value, ensure_ascii=False)  # a string
     else:
         one: Any = type(at.message)()
         if at.field.is_repeated:

@@ -1,11 +1,11 @@
-"""Compiled: reads Protobuf messages into columns. Each record is read completely, or leaves no trace.
+"""Compiled: reads Protobuf messages into columns. A record that cannot be read completely leaves no values behind.
 
-One loop, compiled once, reads messages of any schema; a table of operations controls it. The loop trusts a length only
-if the record has the bytes for it. The record's size also limits how many values are written for absent fields.
+One loop, compiled once, reads messages of any schema; a table of operations controls it. The loop accepts a length only
+if the record has that many bytes left. The record's size also limits how many values are written for absent fields.
 `json.words` describes where values are stored.
 
-A field that occurs again replaces its earlier value, or continues its message or list. This needs no special code: the
-columns of a message share its entry.
+If a field occurs again, its value replaces the earlier one, or continues the same message or list. This needs no
+special code, because the field is written to the same entry again.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
@@ -121,7 +121,7 @@ from frazil.ingest.formats.protobuf.operations import (
 )
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Number of values that a record may write for absent fields, and how many more for each of its bytes."""
+"""Number of values that may be written for a record's absent fields: a fixed number, plus a number per byte."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MAX_TAG = 2**32 - 1
@@ -130,7 +130,7 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a varint. Returns the position after it, and its bits; or a negative error code instead of the position."""
+    """Read a varint. Returns the position after it, or a negative error code; and its bits."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -170,8 +170,9 @@ def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 @loop
 def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
-    """Skip the value after its tag, and a group with everything inside. Returns the position after it, or a negative
-    error code.
+    """Skip the value that follows `tag`; a group is skipped with its content.
+
+    Returns the position after it, or a negative error code.
     """
     wire, outer = tag & 7, depth
     while True:
@@ -206,8 +207,9 @@ def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) 
 
 @loop
 def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
-    """Search `count` rows of `width` places, sorted by their first number. Returns the index of the row that begins
-    with `number`; -1 if no row does.
+    """Search for the row of `places` that begins with `number`. Returns its index; -1 if no row begins with it.
+
+    The `count` rows begin at `first`, have `width` numbers each, and are sorted by their first number.
     """
     low, high = 0, count
     while low < high:
@@ -221,7 +223,7 @@ def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 @loop
 def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null to the last entry of a node, and remove the elements in it, at any depth."""
+    """Write null to entry e, the last one of a node. Removes the elements of lists and maps inside it, at any depth."""
     for k in range(node, nodes[node, AFTER]):
         if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
             at = e if nodes[k, DOMAIN] == nodes[node, DOMAIN] else domains[nodes[k, DOMAIN], USED]
@@ -240,7 +242,7 @@ def begun(
     valid: Octets,
     domains: Numbers,
 ) -> None:
-    """Write the values of an empty message, before its fields are read."""
+    """Write the values that an empty message has. Called before the message's fields are read."""
     at = ops[op, BEGIN]
     for _ in range(ops[op, BEGUN]):
         node = places[at]
@@ -261,7 +263,10 @@ def begun(
 
 @loop
 def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write a decimal's two words, at the column's scale. `low` is its absolute value. Returns an error code."""
+    """Scale an integer to the column's scale, and write it as two words. `low` is its absolute value.
+
+    Returns VALID or an error code.
+    """
     limit, high = np.uint64(ops[op, LIMIT_HIGH]), _0
     if limit == _0 and low >= np.uint64(ops[op, LIMIT_LOW]):
         return NOT_HELD
@@ -289,7 +294,7 @@ def timestamp_of(
     """Read a google.protobuf.Timestamp. Returns VALID or an error code."""
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, BASE] + e
-    if valid[nodes[node, FLAG] + e]:  # the timestamp continues
+    if valid[nodes[node, FLAG] + e]:  # continue the earlier timestamp
         seconds = words[at] // 1_000_000
         nanos = (words[at] - seconds * 1_000_000) * 1000
     while p < end:
@@ -317,7 +322,7 @@ def timestamp_of(
 
 @loop
 def integer(value: Any, bits: int) -> Any:
-    """Convert a varint's bits to an integer of this type. A UINT64 beyond 2^63 - 1 becomes negative."""
+    """Convert a varint's bits to an integer with the encoding `bits`. A UINT64 above 2^63 - 1 becomes negative."""
     if bits == INT32:
         return np.int64(np.int32(value))
     if bits == UINT32:
@@ -428,7 +433,7 @@ def value_of(
 
 @loop
 def is_unknown(b: Octets, p: int, end: int, op: int, ops: Numbers, places: Numbers) -> bool:
-    """Return whether the number at `p` is not a symbol of a closed enum."""
+    """Return whether the number at `p` is valid, but not a symbol of the enum."""
     after, value = varint(b, p, end)
     return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
@@ -447,7 +452,7 @@ def ended(
     seed: int,
     b: Octets,
 ) -> int:
-    """Check a message after all of its fields. Returns an error code, or FULL + d if the hash table needs more room."""
+    """Check a message after its last field. Returns VALID, an error code, or FULL + d for a full hash table."""
     for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
         if not valid[nodes[places[k], FLAG] + e]:
             return MISSING
@@ -479,7 +484,7 @@ def read_record(
     slots: Numbers,
     seed: int,
 ) -> tuple[int, int, int]:
-    """Read one record. Returns an error code or FULL + d, with the operation and position of the error."""
+    """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
     message, depth, e, next_ = root, 0, domains[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
     valid[nodes[0, FLAG] + e] = 1
@@ -597,7 +602,7 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Like Avro's loop: returns how many records were read, and the domain that needs more room."""
+    """Read records, starting at index `first`. Arguments and result are those of Avro's `read_records`."""
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -624,10 +629,10 @@ def read_records(
 
 @loop
 def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
-    """Read each record's message indexes, which follow a frame of five bytes. `found` gets their bytes, `sizes` their
-    length.
+    """Read each record's message indexes, which follow the first five bytes of the frame.
 
-    The length is -1 for invalid indexes and for indexes of more than four bytes.
+    `found` receives the bytes of the indexes, and `sizes` their number; -1 if the indexes are invalid or have more than
+    four bytes.
     """
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]

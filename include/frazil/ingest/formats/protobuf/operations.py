@@ -1,12 +1,12 @@
-"""The operations of the Protobuf loop: what to do with a field, by its type and the column node to fill."""
+"""The operations of the Protobuf loop. An operation reads a field of one type into one column node, or skips it."""
 
 from __future__ import annotations
 
 # Conversions of a field's value.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
 (BYTES_AS_FIXED, TEXT_AS_UUID, TEXT_AS_MOMENT, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 16)
-"""SKIP: no column wants the field, but it may belong to a oneof with wanted fields. REFUSED: the node cannot hold a
-value of this type.
+"""SKIP: the field fills no column, but other fields of its oneof do. REFUSED: reject the record, because the node
+cannot hold a value of this type.
 """
 
 SINGLE, LIST_ENTRY, MAP_ENTRY = range(3)
@@ -23,17 +23,17 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 """The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's table."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
 """Columns of a message's operation. At FIELDS, `places` has COUNT pairs of a field's number and operation, sorted by
-number. At BEGIN, `places` has four numbers for each of BEGUN nodes: the node, whether an absent field has a value (1)
-or null (0), and that value's two words.
+number. At BEGIN, `places` has BEGUN groups of four numbers: a node, whether an absent field has a value (1) or null
+(0), and that value's two words.
 
-At NEEDS are NEEDED nodes that must not be null; at MAPS are MAPPED nodes of maps. CELLS is the number of values that an
-empty message writes.
+At NEEDS, `places` has NEEDED nodes that must not be null; at MAPS, it has MAPPED nodes of maps. CELLS is the number of
+values that are written for an empty message.
 
 Columns of an enum's operation. At SYMBOLS, `places` has KNOWN triples, sorted by number: a number, and the start and
-length of its symbol's text. A CLOSED enum treats all other numbers as absent.
+length of its symbol's text. CLOSED is 1 for a closed enum: all other numbers are treated as absent.
 """
 (OTHERS, OTHER, WIDTH) = range(25, 28)
-"""OTHERS is where the nodes of the other fields of the same oneof begin in `places`; OTHER is their number."""
+"""`places[OTHERS:][:OTHER]` are the nodes of the other fields in the same oneof."""
 
 # Errors of a record.
 (VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)

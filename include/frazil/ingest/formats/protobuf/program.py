@@ -1,4 +1,4 @@
-"""Translates a Protobuf message's descriptor, given the table's columns, into operations for the loop.
+"""Compiles a Protobuf message's descriptor and the table's columns into operations for the loop.
 
 Fields are matched to columns by name. Fields without a column have no operation and are skipped.
 """
@@ -46,7 +46,7 @@ MAX_OPERATIONS = 100_000
 
 
 class TooLarge(Exception):
-    """The Protobuf schema is valid, but too large to be read."""
+    """The Protobuf schema is valid, but too large to be compiled."""
 
 
 class _Refused(Exception):
@@ -58,7 +58,7 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Absent:
-    """The values of an empty message: the parts `begin` and `needs` of its operation."""
+    """The numbers at BEGIN and NEEDS of a message's operation. They describe the values of absent fields."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
@@ -80,14 +80,14 @@ class Program:
         self._needed: dict[int, str] = {}
         self._symbols: dict[str, int] = {}
         self.spans: dict[int, Any] = {}
-        """Empty: `JsonTexts` writes the columns of JSON text."""
+        """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((1, op.WIDTH), np.int64)
         self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message. Returns the operation with which its records begin, or why its records cannot become rows.
+        """Add a message. Returns the first operation of its records, or the error if they cannot become rows.
 
         Raises TooLarge.
         """
@@ -107,11 +107,11 @@ class Program:
         return root
 
     def path(self, place: int) -> str:
-        """Return the name of the column that an operation is for."""
+        """Return the path of the column that an operation fills."""
         return self._paths[place]
 
     def needed(self, place: int) -> str:
-        """Return the names of the columns that a message must fill."""
+        """Return the paths of the columns that the message of this operation must fill, joined with "or"."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
@@ -158,7 +158,7 @@ class Program:
         absent.begin += [inside.node, 0, 0, 0]
 
     def _join_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
-        """Make each field of a oneof clear the other fields of that oneof, even if no column wants the field."""
+        """Make each field of a oneof clear the other fields of the oneof, even if the field fills no column."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
             for one in oneof.fields:
@@ -178,7 +178,7 @@ class Program:
         self._set_places(row, op.MAPS, maps)
 
     def _field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
-        """Return the operation of a field. Adds to `absent` the column's value for messages without the field."""
+        """Return the operation of a field. Adds the column's value for messages without the field to `absent`."""
         try:
             if written.is_repeated:
                 row = self._repeated(written, target)
@@ -239,8 +239,9 @@ class Program:
         return row
 
     def _single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        """Return the operation of a single value, and the words of an absent field's value, or None if absent means
-        null.
+        """Return the operation of a single value, and the two words of the default.
+
+        The default is the column's value if the field is absent; None means null.
         """
         if written.type == _F.TYPE_GROUP:
             raise _Refused(op.MISMATCH, "Protobuf's group cannot fill a column")
@@ -280,7 +281,7 @@ class Program:
         return row
 
     def _enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        symbols = {one.number: one.name for one in reversed(written.values)}  # the first of several aliases
+        symbols = {one.number: one.name for one in reversed(written.values)}  # of equal numbers, the first
         if isinstance(target.kind, iceberg.StringType):
             row = self._row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
@@ -310,8 +311,9 @@ class Program:
         self._rows[row][column] = int(value)
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append numbers to `places`. Store where they begin in `column`, and how many groups of `width` they are in
-        the next column.
+        """Append numbers to `places`. Sets `column` to their start, and the next column to their number.
+
+        The number is counted in groups of `width`.
         """
         self._set(row, column, len(self._places))
         self._set(row, column + 1, len(places) // width)
@@ -331,7 +333,7 @@ def _is_map(written: FieldDescriptor) -> bool:
 
 
 def type_name(written: FieldDescriptor) -> str:
-    """Return the type of a field as a .proto file spells it."""
+    """Return the name of a field's type in a .proto file."""
     if written.message_type is not None:
         return f"message {written.message_type.name}"
     return f"enum {written.enum_type.name}" if written.enum_type is not None else NAMES[written.type]
@@ -351,9 +353,9 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that fills a column of this type, with the operation's other columns.
+    """Return the operation that fills a column of this type, as a map from the operation's columns to their values.
 
-    None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
+    Returns None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
     """
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]

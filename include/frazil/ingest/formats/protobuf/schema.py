@@ -1,4 +1,4 @@
-"""Reads Protobuf schemas into descriptors: from .proto text, a serialised descriptor, or a registry's schema."""
+"""Converts Protobuf schemas to descriptors. A schema is .proto text or a serialised descriptor in base64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UnreadableSchema(Exception):
 
 
 def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
-    """Return the message called `name`, or the only top-level message of the schema."""
+    """Return the message called `name`; if it is None, the schema's only top-level message. Raises UnreadableSchema."""
     file = _file(text, references)
     if name is None:
         found = list(file.message_types_by_name.values())
@@ -58,9 +58,9 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes: the first counts the file's messages, each further one the nested messages.
+    """Return the message at these indexes. The first index selects a top-level message, each further one a nested one.
 
-    The messages of map entries are not counted.
+    The messages of map entries are not counted. Raises UnreadableSchema.
     """
     file = _file(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
@@ -118,7 +118,7 @@ def _parsed(text: str, name: str) -> File:
 
 
 def _parsed_all(text: str) -> list[File]:
-    """Return the file of a schema, followed by the imported files that come with it."""
+    """Parse a schema. Returns its file, followed by the imported files that the text contains."""
     if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
         try:
             return _of_descriptor(base64.b64decode(text, validate=False))
@@ -133,7 +133,7 @@ def _parsed_all(text: str) -> list[File]:
 
 
 def _of_descriptor(data: bytes) -> list[File]:
-    """Return the files of protoc's FileDescriptorSet, with the main file first; or a single FileDescriptorProto."""
+    """Parse protoc's FileDescriptorSet (returns the main file first) or a single FileDescriptorProto."""
     try:
         files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
         found = [one for one in files if one.name.endswith(".proto") or one.message_type]

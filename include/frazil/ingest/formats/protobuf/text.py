@@ -1,7 +1,7 @@
 """Parses the text of a .proto file into a descriptor (language specification: proto2, proto3 and editions).
 
-The parser reads everything that decides how messages are decoded: messages, fields, enums, and the declarations of
-field presence and open enums. It skips services, extensions and all other options. The descriptor pool resolves names.
+The parser reads everything that affects how messages are decoded: messages, fields, enums, and the options for field
+presence and open enums. It skips services, extensions and all other options. The descriptor pool resolves names.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Parsing:
 
     @staticmethod
     def _say_optional(made: descriptor_pb2.DescriptorProto) -> None:
-        """Give each optional field of proto3 a oneof of its own, as descriptors require."""
+        """Add a synthetic oneof for each proto3 optional field, as descriptors require."""
         for field in made.field:
             if field.proto3_optional:
                 field.oneof_index = len(made.oneof_decl)
@@ -221,7 +221,7 @@ class _Parsing:
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
-        """Read an option. It is kept only if it decides how messages are decoded."""
+        """Read an option. Stores it only if it affects how messages are decoded."""
         begin = self._at
         name = self._next()
         while self._peek() != "=":
@@ -258,7 +258,7 @@ class _Parsing:
                 break
 
     def _pass_over(self) -> None:
-        """Skip to the end of a statement, or of its block."""
+        """Skip to the end of a statement, including its block."""
         while self._peek() not in (";", "{"):
             self._next()
         if self._peek() == ";":
@@ -267,7 +267,7 @@ class _Parsing:
             self._balanced()
 
     def _balanced(self) -> None:
-        """Skip a bracket, and everything up to its counterpart."""
+        """Skip an opening bracket, its content, and its closing bracket."""
         closing = []
         while True:
             word = self._next()

@@ -14,8 +14,9 @@ from frazil.ingest.no_rows import no_rows
 
 
 class WholeDecoder:
-    """Fills one column with the record value; all other columns are null. A null value is accepted if the column allows
-    it.
+    """Fills one column with the record value; all other columns are null.
+
+    A null value is rejected if the column is required.
     """
 
     def __init__(self, schema: Schema, column: str) -> None:
