@@ -37,13 +37,13 @@ class Reading:
     value: float | None
     threshold: float
     shown: str
-    """The value as text, for people."""
+    """The value as text for the user."""
     sentence: str
     """Text of the alert: what is wrong when the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether the value's source could not be read. If so, the values of all rules `<rule>:<subject>` are unknown
+    """Whether the value's source could not be read. If so, all values of rules named `<rule>:<subject>` are unknown
     too.
     """
 
