@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_REASON_CHARACTERS = 1000
-"""Largest number of characters of a text with which a user explains an action."""
+"""Maximum length of the text with which a user explains an action."""
 _LINES = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
