@@ -88,7 +88,7 @@ class LagMeasured:
     unread.
     """
     backpressure_ms: int
-    """By how much the last batch, or the current one so far, exceeds the commit interval; 0 if it does not."""
+    """Time by which the last batch, or the current one so far, exceeds the commit interval; 0 if it does not."""
     in_transactions: int = 0
     """Number of offsets after those counted in `lag`. They wait for transactions to end."""
 

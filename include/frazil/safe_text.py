@@ -17,9 +17,9 @@ _UNSAFE = re.compile(
 
 
 def safe(text: str, *, lines: bool = True) -> str:
-    """Escape each character that is not visible text, such as `\\x1b`, or that UTF-8 cannot encode.
+    """Escape characters that are invisible, such as `\\x1b`, or that UTF-8 cannot encode.
 
-    With `lines`, tabs and line feeds stay as they are.
+    With `lines`, tabs and line feeds are not escaped.
     """
     return _UNSAFE.sub(lambda found: _escaped(found[0], lines=lines), text)
 

@@ -1,4 +1,4 @@
-"""Finds and merges those staged files of a backfill or a replay that are merged into tables.
+"""Finds the staged files of a backfill or replay that must be merged into tables, and merges them.
 
 Before the merge, no table and no branch has these files, so only the journals of the chunks list them. An upsert table
 cannot show which dead letters are not merged yet, because a later change may have replaced the row. The dead-letter

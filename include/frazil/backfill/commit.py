@@ -259,7 +259,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> BackfillMarker:
-    """In one update, change main, remove the branch with its snapshots, and mark the backfill as published."""
+    """Change main, remove the branch with its snapshots, and mark the backfill as published, all in one update."""
     end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:

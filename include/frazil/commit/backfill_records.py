@@ -43,8 +43,8 @@ class BackfillRecord:
 
     @property
     def selects(self) -> bool:
-        """Whether the backfill took only some records of its offset ranges: those with the requested event times, or
-        those in the requested files.
+        """Whether the backfill read only some records of its offset ranges: records with the requested event times, or
+        in the requested files.
         """
         return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 

@@ -1,8 +1,8 @@
-"""Removes a frazil branch and its snapshots in one update, then deletes the manifests that only those snapshots used.
+"""Removes a frazil branch and its snapshots in one update, then deletes the manifests that only these snapshots used.
 
-If a snapshot of the branch stayed in the metadata, it would belong to no branch, but would record that it added files
-that main now has. Iceberg's incremental clean-up (up to version 1.9, for tables with one branch) would delete these
-files together with the snapshot.
+If a snapshot of the branch stayed in the metadata, it would belong to no branch, but its summary would count added
+files that main now has. Iceberg's incremental clean-up (up to version 1.9, for tables with one branch) would delete
+these files together with the snapshot.
 """
 
 from __future__ import annotations

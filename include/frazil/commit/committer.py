@@ -234,8 +234,7 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """In each topic-partition, move the marker forward to Kafka's first available offset, if the marker is before
-        it.
+        """Move the marker to Kafka's first available offset in each topic-partition where the marker is before it.
 
         Commits an empty snapshot whose summary has the text `lost`, which describes the lost records. Raises the same
         errors as `commit`.
@@ -271,8 +270,8 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the key of the batch that last added dead letters to the dead-letter table; `NO_DEAD_LETTERS` if there
-        is none.
+        """Return the key of the batch that last added dead letters to the dead-letter table; `NO_DEAD_LETTERS` without
+        one.
         """
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS

@@ -1,9 +1,9 @@
 """Finds a consistent snapshot set ("cut"): one snapshot for each table of one or more streams.
 
 Within one stream, the set ends at a batch. The dead-letter table and the routed tables have only batches that the
-default table's snapshot also has. A batch is left out of the set if a routed table does not have it, or if a routed
-table received it in one snapshot together with later batches that are left out. If the default table's snapshot is
-older than the publication of a backfill or replay, no table of the set has the rows of that backfill or replay.
+default table's snapshot also has. A batch is left out of the set if a routed table does not have it. It is also left
+out if a routed table received it in one snapshot together with later batches that are left out. If the default table's
+snapshot is older than the publication of a backfill or replay, no table of the set has its rows.
 
 For several streams, the set ends at a watermark: the newest watermark that all the streams had reached. Each table is
 taken at its newest snapshot at or before that watermark.

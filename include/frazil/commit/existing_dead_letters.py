@@ -1,7 +1,7 @@
 """Reads the dead-letter table to find records that are already dead letters and will be read from Kafka again.
 
-Whether a record is rejected depends on the current schema, but a dead letter stays a dead letter: staging does not
-write such a record again to either table, even if the schema now accepts it.
+Whether a record is rejected depends on the current schema. But a dead letter stays a dead letter: even if the schema
+now accepts such a record, staging does not write it again to either table.
 """
 
 from __future__ import annotations

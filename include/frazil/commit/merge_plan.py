@@ -184,7 +184,7 @@ class _ChangeIndex:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """For each partition field that depends only on the key: whether a group has null, and the other values in
+        """The values of each partition field that depends only on the key: whether null is one, and the others in
         order.
         """
         columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]

@@ -39,7 +39,7 @@ from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Maximum number of event-time spans in one scan. If a batch has more spans, those nearest to each other are joined."""
+"""Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
 SHARE_BYTES = 32 * 2**20
 """Approximate maximum size in bytes of the files that one task of the last round rewrites. Each of these tasks reads
 the keys of the whole batch.

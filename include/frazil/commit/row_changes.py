@@ -1,7 +1,7 @@
 """Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have these rows.
 
-Other rows, and files without these rows, stay unchanged. If the table has changed meanwhile, the next attempt begins
-from the table's new state.
+Other rows and files are unchanged. If another commit changes the table first, the next attempt starts again from the
+changed table.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """Which rows to change, and how.
+    """A change of rows: which rows to change, and how.
 
     Its functions are pure, so they may be applied again after another commit changed the table.
     """
@@ -152,7 +152,7 @@ class _FileRewrite:
     """The files that the copies replace, by path."""
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By how much the number of dead letters changes, as in `frazil.commit.dead_letter_counts`."""
+    """Change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)

@@ -47,9 +47,9 @@ def sweep(
     Safe at any time, from any process, while a writer runs. Files of batches after the last committed batch are kept,
     unless this epoch has `just_settled` the earlier epochs: only then is it certain that no writer will commit them.
 
-    To keep a start short, the sweep skips folders that earlier sweeps covered: batches older than the oldest commit
-    record, committed batches except the last two of each epoch, and epochs that the marker no longer has. `keys` are
-    the keys of the journals that are not folded, if already listed.
+    To keep a start short, the sweep skips batches that earlier sweeps covered. These are batches older than the oldest
+    commit record, and committed batches except the last two of each epoch. Epochs that the marker no longer has are
+    skipped too. `keys` are the keys of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
     if marker is None:

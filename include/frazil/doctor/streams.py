@@ -1,9 +1,9 @@
 """Checks everything to which declared streams refer: files, Kafka, catalogs, storage, and the clocks of these services.
 
-Compares this machine's clock with the clocks of the services that it uses: the writer's clock decides when windows
-become complete, the storage's clock decides when objects count as abandoned, and servers refuse signed requests with a
-wrong time. An HTTP server sends its time in each response (the `Date` header, in whole seconds). A database sends its
-time when queried.
+This machine's clock is compared with the clocks of the services. The writer's clock decides when windows become
+complete. The storage's clock decides when objects count as abandoned. Servers refuse signed requests with a wrong time.
+An HTTP server sends its time in each response (the `Date` header, in whole seconds). A database sends its time when
+queried.
 """
 
 from __future__ import annotations

@@ -198,10 +198,10 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """Return the longest time that records can have waited in Kafka.
+    """Return the longest time in seconds that records can have waited in Kafka; None if it is unknown.
 
-    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed read of the lag
-    counts as if records waited. If no one tried to read the lag, the staleness is unknown (None).
+    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed attempt to read
+    the lag counts as if records waited. The result is unknown if the lag was not requested.
     """
     if stream.lag == 0:
         return 0

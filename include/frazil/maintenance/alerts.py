@@ -2,13 +2,13 @@
 
 Pure. Each measurement gets the state of the previous one as a small JSON value (`AlertStates`), so any process can run
 the next measurement. For each rule, the first case that matches applies:
-1. The rule no longer applies (alerts were switched off, or the stream or table no longer exists): the alert resolves.
-2. The value is unknown: nothing changes.
-3. The alert is active: it stays active until the value is at most 80 % of the threshold.
-4. The value is not beyond the threshold: the hold time restarts.
-5. The value was last seen beyond the threshold too long ago (longer than the hold time, and than three usual gaps
-   between measurements): the hold time restarts, because the values in between are unknown.
-6. The value has been beyond the threshold for the hold time: the alert fires.
+  1. The rule no longer applies (alerts were switched off, or the stream or table no longer exists): the alert resolves.
+  2. The value is unknown: nothing changes.
+  3. The alert is active: it stays active until the value is at most 80 % of the threshold.
+  4. The value is not beyond the threshold: the hold time restarts.
+  5. The value was last seen beyond the threshold longer ago than both the hold time and three usual gaps between
+     measurements: the hold time restarts. The values in between are unknown.
+  6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Rewrite:
     files: int
     bytes: int
     removed: int
-    """By how many files the rewrite reduces the partition."""
+    """Number of files by which the rewrite reduces the partition."""
     reason: str
     applies_deletes: bool = False
     """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""

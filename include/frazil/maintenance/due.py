@@ -19,8 +19,8 @@ from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago
 
 FULL_CHECK_EVERY = timedelta(days=1)
-"""Interval of the full check, in which all actions are due: the first run of each UTC day. It catches problems that
-this check cannot see.
+"""Interval of the full check, which is part of the first run of each UTC day. It finds problems that a shallow
+measurement does not show.
 """
 
 
@@ -47,9 +47,8 @@ class Due:
 def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
     """Return whether each action is due, from a shallow measurement.
 
-    With `full_check_at`, compaction and manifests are also checked once per UTC day, in the first run at or after that
-    time of day, if the table has enough files or manifests. Otherwise an action is due only if the measurement shows a
-    problem.
+    An action is due if the measurement shows a problem. With `full_check_at`, compaction and manifests are also due in
+    the first run of each UTC day at or after that time, if the table has enough files or manifests.
     """
     again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {

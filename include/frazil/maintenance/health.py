@@ -112,7 +112,7 @@ class StreamHealth:
     longest_interval_ms: int = 0
     """Longest declared time between two commits of the stream, throttled or not."""
     lag_problem: str | None = None
-    """Why the lag could not be read; None if the lag is known, or if no one tried to read it."""
+    """Why the lag could not be read; None if the lag is known, or was not requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def measure(
 ) -> TableHealth | None:
     """Measure the table's current health; None if the table does not exist yet.
 
-    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka, if an alert needs it: if the
-    last commit is too old for `freshness`, or if the alert `lag` is switched on.
+    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka if an alert needs it. An
+    alert needs it if the last commit is too old for `freshness`, or if the alert `lag` is switched on.
 
     Raises AccessDenied, CommitUnavailable, MadeElsewhere, and any error of the storage's client.
     """
@@ -144,10 +144,10 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return the files that the newest batches added to this table; None if there are none.
+    """Return the files that the newest batches added to this table; None if there are no such files.
 
-    Batches without a commit record are skipped. Returns None for tables of a route: a batch's record lists the files of
-    all tables, and reading it for each of thousands of tables would cost more than the rest of the measurement.
+    Batches without a commit record are skipped. Returns None for tables of a route. A batch's record lists the files of
+    all tables, and reading it for each of thousands of tables would take too long.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None

@@ -131,9 +131,9 @@ def clean_orphans(
     `neighbours` is the result of `all_folders` for the catalog, at most an hour old, for callers that clean many
     tables. An outdated result is safe: an earlier run cannot have found a file that another table added since then.
 
-    A reason not to delete is returned in `refused`, not raised. Raises SpecError if the table does not exist,
-    MadeElsewhere, TableLost if the catalog has lost the table but its files exist, and any error of catalog and storage
-    before the first deletion.
+    A reason not to delete is returned in `refused`, not raised. Raises SpecError if the table does not exist, and
+    TableLost if the catalog has lost the table but its files exist. Raises MadeElsewhere, and any error of catalog and
+    storage before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)

@@ -30,7 +30,9 @@ MIN_GROUP_FILES = 16
 BUSY_TRIES = 3
 """Number of attempts to rewrite part of a busy partition, into which batches are merged."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Iceberg's errors that mean a conflict. The last one occurs if an expiring snapshot was tagged meanwhile."""
+"""Texts of Iceberg's errors that mean a conflict. The last one occurs if a snapshot was tagged while it was being
+expired.
+"""
 
 
 class LostRace(Exception):

@@ -1,14 +1,14 @@
-"""Remembers the last valid declarations of a folder, so that a typo removes no DAG and stops no writer.
+"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer.
 
 <home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
 
 Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when
 it starts. A process that reads a broken file uses the file's last valid declaration instead. Several processes may do
-this at once, because a record is replaced atomically, and only if it has changed.
+this at once: a record is replaced atomically, and only if it has changed.
 
-A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file or
-a volume may be mounted late; later the record is forgotten. The same applies to the old name of a stream whose file now
-declares another name; its record is `<file>~<name>.json`.
+A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file,
+or a volume may be mounted late. After that, the record is deleted. The same applies to the old name of a stream whose
+file now declares a different name; the record of the old name is `<file>~<name>.json`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from frazil.spec.addresses import path_problem
 
 _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""For each catalog extra of PyIceberg: the module that it installs, and frazil's extra with this module."""
+"""Maps each catalog extra of PyIceberg to the module that it installs, and frazil's extra with this module."""
 _STORAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",

@@ -332,7 +332,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """From now on, share database connections among all SQL catalogs of one database in this process.
+    """Share database connections among all SQL catalogs of one database in this process, from now on.
 
     Otherwise each catalog has its own connection pool, and a hundred writers would use up the database's connections.
     """

@@ -93,8 +93,8 @@ def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
     """Return the declared schema. Some columns become optional, so that older tables fit.
 
-    frazil's own columns are optional if the table does not have them or has them as optional: they always have a value
-    in new rows, but rows of an older table may not have one. Columns in `relaxable` are optional where the table's are.
+    frazil's own columns become optional if they are missing or optional in the table. New rows always have a value in
+    them, but rows of an older table may not. Columns in `relaxable` become optional where the table's are.
     """
     existing_fields = {field.name: field for field in existing.fields}
 
