@@ -399,8 +399,9 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    """Return the tables with the backfill's own folders and journals. The live stream's sweep does not delete files in
-    them.
+    """Return the tables with the backfill's own folders and journals.
+
+    The live stream's sweep does not delete files in them.
     """
     return dataclasses.replace(
         tables,

@@ -109,8 +109,9 @@ class BackfillRoute:
 
 
 def _settled_marker(tables: StreamTables) -> Marker:
-    """Return the default table's marker once every routed table has the same batches. Raises RouteBehind on a
-    timeout.
+    """Return the default table's marker once every routed table has the same batches.
+
+    Raises RouteBehind on a timeout.
     """
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
@@ -213,8 +214,9 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
 
 
 def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun, which would mean that all tables already have these rows. Raises
-    Fenced.
+    """Check that no later backfill has begun, which would mean that all tables already have these rows.
+
+    Raises Fenced.
     """
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:

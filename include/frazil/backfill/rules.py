@@ -197,8 +197,9 @@ def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None)
 
 
 def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], backfill: BackfillMarker) -> None:
-    """Check that the table still has the schema and partition spec for which the files were staged. Raises
-    StaleBatch.
+    """Check that the table still has the schema and partition spec for which the files were staged.
+
+    Raises StaleBatch.
     """
     if not files_fit(table.metadata, files):
         raise StaleBatch(
@@ -208,8 +209,9 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the staged files match the declared mode: files to be merged if, and only if, it merges. Raises
-    StaleBatch.
+    """Check that the staged files match the declared mode. Raises StaleBatch.
+
+    The files must be files to be merged if, and only if, the mode merges.
     """
     if any((file.content in MERGING_MODES) != merges for file in files):
         raise StaleBatch(f"backfill {backfill.id} was staged when the stream was declared with another mode")

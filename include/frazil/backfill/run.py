@@ -156,8 +156,9 @@ class Backfill:
         return left
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Return whether `dedupe` would drop every row that is read again. This requires that all rows have an event
-        time.
+        """Return whether `dedupe` would drop every row that is read again.
+
+        This requires that all rows have an event time.
         """
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
@@ -212,8 +213,9 @@ class Backfill:
         raise AssertionError
 
     def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises the same errors as
-        `BackfillCommitter.begin`.
+        """Begin the next epoch of the backfill, or a new backfill.
+
+        Raises the same errors as `BackfillCommitter.begin`.
         """
         continuing_id = last.id if last and last.is_open else None
         self.backfill_id = continuing_id or self.backfill_id
@@ -228,8 +230,9 @@ class Backfill:
         self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if an operator abandoned this run's backfill. Earlier attempts of the run count
-        too.
+        """Raise BackfillAbandoned if an operator abandoned this run's backfill.
+
+        Earlier attempts of the run count too.
         """
         last = _last_backfill(self.opened)
         check_not_abandoned(last, self.backfill_id)
@@ -281,8 +284,9 @@ class Backfill:
     def _tally_routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> dict[Target, Tallies]:
-        """Collect the offsets of routed tables' rows, including waiting rows. Raises RouteBehind if a table cannot be
-        read.
+        """Collect the offsets of routed tables' rows, including waiting rows.
+
+        Raises RouteBehind if a table cannot be read.
         """
         if marker.routed is None:
             return {}
@@ -315,14 +319,12 @@ class Backfill:
 
     @property
     def _by_dead_letters(self) -> bool:
-        """Whether the dead-letter table shows which records a replay still has to write. Otherwise the stream's table
-        does.
-        """
+        """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
         return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
-        """Whether some records change no row: events without a row change, and deletes for route values without a
+        """Whether records may change no row, such as events without a row change, or deletes for route values without a
         table.
         """
         deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
@@ -403,8 +405,9 @@ class Backfill:
         return marker.offsets
 
     def _late_rows(self) -> dict[int, int]:
-        """Count the rows on the branch by window start (us since 1970). The publication reopens complete windows among
-        these.
+        """Count the rows on the branch by window start (us since 1970).
+
+        The publication reopens complete windows among these.
         """
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))

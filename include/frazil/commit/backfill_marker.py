@@ -108,8 +108,9 @@ class BackfillMarker:
         )
 
     def abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker of an abandoned backfill. `by` is the operator who abandoned it; None if its own run
-        did.
+        """Return the marker of an abandoned backfill.
+
+        `by` is the operator who abandoned it; None if its own run did.
         """
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:

@@ -39,8 +39,9 @@ class BranchEnd:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch and its snapshots. Snapshots that another branch or tag has are
-        kept.
+        """Return the updates that remove the branch and its snapshots.
+
+        Snapshots that another branch or tag has are kept.
         """
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()

@@ -121,8 +121,9 @@ class _Probe:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """Load the table from the catalog, as a reader does. The commit's response may not show what the catalog
-        stored.
+        """Load the table from the catalog, as a reader does.
+
+        The commit's response may not show what the catalog stored.
         """
         return self.catalog.load_table(self.table.name())
 

@@ -174,8 +174,9 @@ class Committer:
         return committed
 
     def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Store in the marker the last batch that all routed tables have. Starts with the stream's first routed
-        batch.
+        """Store in the marker the last batch that all routed tables have.
+
+        Starts with the stream's first routed batch.
         """
         if before.routed is None and not journal.routed:
             return marker
@@ -183,8 +184,9 @@ class Committer:
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
-        """Move the rows on the stream's open branch to main. An earlier declaration kept them there
-        (`commit.align`).
+        """Move the rows on the stream's open branch to main.
+
+        An earlier declaration kept them there (`commit.align`).
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:

@@ -54,9 +54,7 @@ NO_BATCH = BatchKey(0, 0)
 MAX_PARALLEL_COMMITS = 16
 """Maximum number of tables committed to in parallel."""
 MAX_PARALLEL_MERGES = 64
-"""Maximum number of tables committed to in parallel if they merge. Larger, because these threads mostly wait for the
-engine's jobs.
-"""
+"""Maximum number of tables committed to in parallel if they merge: the threads mostly wait for the engine's jobs."""
 RETRY_TIMEOUT_S = 30.0
 """Timeout for retrying the commit to one table while the other tables wait."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
@@ -94,9 +92,7 @@ class Behind:
     rows: int
     reason: str
     backfill: str | None = None
-    """The id of the backfill or replay to which the missing rows belong; None for rows of batches. `batches` then
-    counts chunks.
-    """
+    """The id of the backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing and no error is known. The writer commits that batch
     next.
@@ -147,8 +143,8 @@ class Followers:
     epoch: int = 0
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
-    """The routed tables to which batches are committed in one step with the default table: all (True), none (False), or
-    this set.
+    """The routed tables that are committed in one step with the default table: all (True), none (False), or this
+    set.
     """
 
     @classmethod
@@ -370,8 +366,9 @@ def _make_commit(  # noqa: PLR0913 - the place and the contents of a commit
     target: Target,
     merges: dict[UUID, MergeWriter],
 ) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files` to a table. `merges` has the last merge that the table refused, if
-    any.
+    """Return the commit of these journals' `files` to a table.
+
+    `merges` has the last merge that the table refused, if any.
     """
     prepared_for = handle.current().metadata.table_uuid
 

@@ -324,8 +324,9 @@ class JournalStore:
             yield len(group)
 
     def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Return the keys of journals that are not folded yet. Deletes journals that an interrupted fold has already
-        folded.
+        """Return the keys of journals that are not folded yet.
+
+        Deletes journals that an interrupted fold has already folded.
         """
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:

@@ -63,8 +63,9 @@ def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 def add_manifests(
     writer: ListWriter, manifests: Iterable[ManifestFile], *, snapshot: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write a snapshot's manifests as one block of its list. Entries encoded for the parent snapshot's list are
-    reused.
+    """Write a snapshot's manifests as one block of its list.
+
+    Entries encoded for the parent snapshot's list are reused.
     """
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer

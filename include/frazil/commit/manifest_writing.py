@@ -281,9 +281,7 @@ class _CountedStream(OutputStream):
 
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""The field ids of a manifest entry in format version 2, each with whether the field is required. The last field is the
-data file.
-"""
+"""The field ids of a manifest entry in format version 2, and whether each is required. The last is the data file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,8 +277,9 @@ def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, in
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the source's current identity. Ids of topics that are no longer read are kept if the cluster is the
-    same.
+    """Return the source's current identity.
+
+    Ids of topics that are no longer read are kept if the cluster is the same.
     """
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})

@@ -259,8 +259,9 @@ def open_branch_after_reset(
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the id of the open branch's head that matches main's current state; None if it is unknown or had no
-    branch.
+    """Return the id of the open branch's head that matches main's current state.
+
+    None if this head is unknown, or if the branch did not exist then.
     """
     if seen.marker is None:
         return None

@@ -160,8 +160,9 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Return the change that moves all waiting files to main and removes the open branch. `files` are added to main
-    too.
+    """Return the change that moves all waiting files to main and removes the open branch.
+
+    `files` are added to main too.
     """
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)

@@ -184,8 +184,9 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs of topic-partitions that do not move forward. Skipped records may have later leader
-    epochs.
+    """Return the leader epochs of topic-partitions that do not move forward.
+
+    Skipped records may have later leader epochs.
     """
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}

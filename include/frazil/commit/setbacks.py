@@ -132,8 +132,9 @@ class Setback:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
-    """Return why a round of the swap failed, if a retry can succeed. Re-raises any other error, some as frazil's
-    errors.
+    """Return why a round of the swap failed, if a retry can succeed.
+
+    Re-raises any other error, some as frazil's errors.
     """
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:

@@ -175,8 +175,9 @@ class SnapshotWriter:
                 table.io.delete(path)
 
     def _manifests_in(self, table: Table) -> bool:
-        """Return whether a snapshot of the table lists one of the written manifests. Only snapshots since the first
-        attempt can.
+        """Return whether a snapshot of the table lists one of the written manifests.
+
+        Only snapshots since the first attempt can.
         """
         ours = {m.manifest_path for m in self._written}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)

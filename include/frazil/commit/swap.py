@@ -115,8 +115,9 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog) -> Table:
-        """Return the table as loaded with another client, or the known state if that is newer. Does not change the
-        handle.
+        """Return the table as loaded with another client, or the known state if that is newer.
+
+        Does not change the handle.
         """
         return self._newer(catalog.load_table(self.identifier))
 
@@ -198,8 +199,9 @@ class Written(Protocol):
         """Whether some files may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that are permanently unnecessary. `table` was loaded after the last attempt and proves
-        this.
+        """Delete the files that are permanently unnecessary.
+
+        `table` was loaded after the last attempt and proves this.
         """
 
 

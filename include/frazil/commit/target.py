@@ -15,8 +15,9 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Return the description that is needed to write files for the table into a folder. The streams' markers are left
-    out.
+    """Return the description that is needed to write files for the table into a folder.
+
+    The streams' markers are left out.
     """
     metadata = table.metadata
     return TargetTable(

@@ -236,8 +236,9 @@ def is_alive(server: Server) -> bool:
 
 
 def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """Stop the server and its whole session, and remove its record. Sends SIGTERM, and after `grace_s` seconds
-    SIGKILL.
+    """Stop the server and its whole session, and remove its record.
+
+    Sends SIGTERM, and after `grace_s` seconds SIGKILL.
     """
     stop_all([server], records=records, grace_s=grace_s)
 

@@ -99,8 +99,9 @@ def _java() -> Path:
 
 
 def _program() -> Path:
-    """Return the folder of the unpacked archive, next to the archive in the cache. Raises EnvironmentUnusable if it
-    cannot be unpacked.
+    """Return the folder of the unpacked archive, next to the archive in the cache.
+
+    Raises EnvironmentUnusable if it cannot be unpacked.
     """
     (archive,) = jars.ensure("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))

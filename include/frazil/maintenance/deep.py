@@ -216,8 +216,9 @@ def _counts_if_due(size: int, *, is_small: bool) -> Deletes:
 
 
 def _time_column(maintained: MaintainedTable) -> str:
-    """Return the table's event-time column. A partition by this column is complete once the partition's time range has
-    ended.
+    """Return the table's event-time column.
+
+    A partition by this column is complete once the partition's time range has ended.
     """
     match maintained.kind:
         case TableKind.MAIN | TableKind.ROUTED:

@@ -52,7 +52,7 @@ MAX_AUDIT_AGE = timedelta(days=1)
 The limit exists so that an unpublished backfill does not make the table grow forever.
 """
 AUDIT_RETENTION = timedelta(hours=6)
-"""Minimum age at which snapshots that hourly audits need may expire, even if the retention is shorter, because an audit
+"""Minimum age at which snapshots that hourly audits need may expire. It overrides a shorter retention, because an audit
 may run late.
 """
 RECENT_SIGNALS = 500

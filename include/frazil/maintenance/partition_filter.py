@@ -24,8 +24,9 @@ _TEXTS = (DecimalType, UUIDType)
 
 
 def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema) -> Any:
-    """Build a Java `Expression` that selects partitions of one spec. `partitions` lists their values as stored in
-    manifests.
+    """Build a Java `Expression` that selects partitions of one spec.
+
+    `partitions` lists their values as stored in manifests.
     """
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (

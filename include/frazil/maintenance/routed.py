@@ -28,8 +28,9 @@ def tables_of_route(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSp
 
 
 def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the tables that the template of the stream's route may have created. Tables in declarations are left
-    out.
+    """Return the tables that the template of the stream's route may have created.
+
+    Tables in declarations are left out.
     """
     if spec.route is None:
         return []
@@ -57,8 +58,9 @@ class DueTable:
 
 
 def due_of_route(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
-    """Measure a table of a route and return its due actions; None if the table does not exist. Raises the errors of
-    `measure`.
+    """Measure a table of a route and return its due actions; None if the table does not exist.
+
+    Raises the errors of `measure`.
     """
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:

@@ -131,8 +131,9 @@ class _Run:
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
-        """Return the bytes that compactions added after `before` was loaded. Iceberg's action does not report this
-        number.
+        """Return the bytes that compactions added after `before` was loaded.
+
+        Iceberg's action does not report this number.
         """
         with catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata

@@ -138,8 +138,9 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
 
 
 def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
-    """Return a percentage of a stream's records and its threshold. The percentage is None if there are too few
-    records.
+    """Return a percentage of a stream's records and its threshold.
+
+    The percentage is None if there are too few records.
     """
     share = 100 * count / max(records, 1)
     if records >= FEWEST_RECORDS or not count:
@@ -210,8 +211,9 @@ def _writer(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
 
 
 def _stall(name: str, stall: Stall | None) -> Reading:
-    """Return the reading of the rule `stall`. It has a hold time, because some stalls end by themselves, for example
-    when a partition becomes idle.
+    """Return the reading of the rule `stall`.
+
+    It has a hold time, because some stalls end by themselves, for example when a partition becomes idle.
     """
     if stall is None:
         return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
@@ -236,8 +238,9 @@ def release_command(table: str, key: str) -> str:
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`. `held` lists the windows that quality gates hold back, each with the
-    gate's finding.
+    """Return the reading of the rule `held`.
+
+    `held` lists the windows that quality gates hold back, each with the gate's finding.
     """
     if not alerts.enabled:
         return ()

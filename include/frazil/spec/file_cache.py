@@ -43,8 +43,9 @@ class FileCache(Generic[T]):
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
-        """Return what `read` returns for this path, or raise what it raises. The value is shared and must not be
-        changed.
+        """Return what `read` returns for this path, or raise what it raises.
+
+        The value is shared and must not be changed.
         """
         files = (path, *(path.parent / name for name in self._beside))
         now_ns, seen = time.time_ns(), tuple(map(signature, files))

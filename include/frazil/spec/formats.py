@@ -338,8 +338,9 @@ def carried_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def schema_of(value: AvroFormat | ProtobufFormat) -> str:
-    """Return the text of the declared schema, in base64 if its file is a descriptor. Raises SpecError if it cannot be
-    read.
+    """Return the text of the declared schema, in base64 if its file is a descriptor.
+
+    Raises SpecError if it cannot be read.
     """
     if value.schema_text is not None:
         return value.schema_text

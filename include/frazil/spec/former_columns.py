@@ -16,8 +16,9 @@ Former = Mapping[str, int | None]
 
 
 def former_columns(properties: Mapping[str, str]) -> Former:
-    """Parse the property with the former names. Raises SchemaIncompatible if it is not valid, because it was edited by
-    hand.
+    """Parse the property with the former names.
+
+    Raises SchemaIncompatible if it is not valid, because it was edited by hand.
     """
     text = properties.get(PROPERTY, "{}")
     try:

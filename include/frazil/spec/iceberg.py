@@ -135,8 +135,9 @@ def records_schema(spec: StreamSpec) -> Schema:
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning, with field ids of the schema `of`. Partition fields are named as Spark names
-    them.
+    """Return the declared partitioning, with field ids of the schema `of`.
+
+    Partition fields are named as Spark names them.
     """
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [

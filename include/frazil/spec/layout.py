@@ -71,8 +71,9 @@ class SortTerm:
 
 
 def parse_term(text: str) -> Term:
-    """Parse one partition term. A column name alone means the identity transform. Raises ValueError with the allowed
-    forms.
+    """Parse one partition term. A column name alone means the identity transform.
+
+    Raises ValueError with the allowed forms.
     """
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):

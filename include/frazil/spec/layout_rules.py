@@ -77,8 +77,9 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
 
 
 def _source(path: str, columns: Columns) -> Type | None:
-    """Return the type at a dotted path; None if there is none. As in Iceberg, the path may only lead through
-    structs.
+    """Return the type at a dotted path; None if there is none.
+
+    As in Iceberg, the path may only lead through structs.
     """
     first, *rest = path.split(".")
     found = columns.get(first)

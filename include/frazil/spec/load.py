@@ -37,16 +37,18 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """Return the content of one file, merged over the `_defaults.yaml` of its folder. Not validated. Raises
-    SpecError.
+    """Return the content of one file, merged over the `_defaults.yaml` of its folder.
+
+    Not validated. Raises SpecError.
     """
     declared = read_mapping(path)
     return _merge(read_defaults(path.parent), declared)
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """Return the settings that all streams of a folder share. Not validated. Raises SpecError if the file is
-    unreadable.
+    """Return the settings that all streams of a folder share.
+
+    Not validated. Raises SpecError if the file is unreadable.
     """
     file = folder / DEFAULTS_FILE
     return read_mapping(file) if file.exists() else {}

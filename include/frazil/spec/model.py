@@ -397,8 +397,9 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """The columns that a record's value does not fill. Maps each to the name of its header; None means the record's
-        key.
+        """The columns that a record's value does not fill.
+
+        Maps each to the name of its header; None means the record's key.
         """
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}

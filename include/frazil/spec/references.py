@@ -36,8 +36,9 @@ def resolve(text: str, environment: Mapping[str, str]) -> str:
 
 
 def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with all references resolved. Raises SpecError like `resolve`, with the property's key in
-    front.
+    """Return the properties with all references resolved.
+
+    Raises SpecError like `resolve`, with the property's key in front.
     """
     resolved = {}
     for key, text in properties.items():

@@ -32,8 +32,9 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def never_complete(spec: StreamSpec) -> str:
-    """Return the message that no window of the stream's table is ever signalled. It says what to declare to change
-    that.
+    """Return the message that no window of the stream's table is ever signalled.
+
+    It says what to declare to change that.
     """
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):

@@ -146,8 +146,9 @@ Type = Primitive | Struct | List | Map
 
 
 def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
-    """Yield the dotted paths at which the primitive type `name` occurs in `kind`. `where` is the path of `kind`
-    itself.
+    """Yield the dotted paths at which the primitive type `name` occurs in `kind`.
+
+    `where` is the path of `kind` itself.
     """
     match kind:
         case Primitive():
@@ -230,8 +231,9 @@ class _Reader:
         raise _unknown(name)
 
     def _no_sql(self) -> None:
-        """Refuse an SQL type with a name of several words, with a clear error. The parser would only refuse the second
-        word.
+        """Refuse an SQL type with a name of several words, with a clear error.
+
+        The parser would only refuse the second word.
         """
         rest = " ".join(self._tokens[self._position : self._position + SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():

@@ -23,8 +23,9 @@ ADVERTISED = "POST /v1/{prefix}/transactions/commit"
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function with which this catalog commits to several tables in one step. Raises SpecError if it
-    cannot.
+    """Return the function with which this catalog commits to several tables in one step.
+
+    Raises SpecError if it cannot.
     """
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)

@@ -202,8 +202,9 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def explain_table_error(error: Exception) -> str:
-    """Return a text that says why a table could not be loaded or changed. If access is denied, it also says what to
-    do.
+    """Return a text that says why a table could not be loaded or changed.
+
+    If access is denied, it also says what to do.
     """
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
         return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"

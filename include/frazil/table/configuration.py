@@ -25,8 +25,9 @@ def check_configuration() -> None:
 
 
 def exit_if_unreadable() -> None:
-    """Check the configuration file when a process starts. If it is invalid, print why and exit with SpecError's exit
-    code.
+    """Check the configuration file when a process starts.
+
+    If it is invalid, print why and exit with SpecError's exit code.
     """
     try:
         check_configuration()

@@ -222,8 +222,9 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column, but optional wherever the table's column is optional. Applies to nested fields
-    too.
+    """Return the declared column, but optional wherever the table's column is optional.
+
+    Applies to nested fields too.
     """
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):

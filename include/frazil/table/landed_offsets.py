@@ -59,8 +59,9 @@ class RowSelection:
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns, besides the coordinates, that are needed to select rows. Only columns of the table are
-        returned.
+        """Return the columns, besides the coordinates, that are needed to select rows.
+
+        Only columns of the table are returned.
         """
         names = {field.name for field in table.schema().fields}
         requested = {

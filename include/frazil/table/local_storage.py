@@ -70,8 +70,9 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. A process that creates a file in such a folder at that moment
-        retries.
+        """Delete files, and folders that become empty.
+
+        A process that creates a file in such a folder at that moment retries.
         """
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:

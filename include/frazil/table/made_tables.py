@@ -21,8 +21,9 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Describe a table of a stream's route as it would be created. `value` is the route value for which the template
-    creates it.
+    """Describe a table of a stream's route as it would be created.
+
+    `value` is the route value for which the template creates it.
     """
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}

@@ -83,8 +83,9 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action` with the file system. Retries once with newer credentials if these have expired or are
-        refused.
+        """Call `action` with the file system.
+
+        Retries once with newer credentials if these have expired or are refused.
         """
         try:
             with _translate_errors(path):

@@ -37,8 +37,9 @@ def with_current_names(declared: Schema, existing: Schema, former: Former) -> Sc
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """Return the former column names that records may still use. Maps each name to the field id of the renamed
-    column.
+    """Return the former column names that records may still use.
+
+    Maps each name to the field id of the renamed column.
     """
     return {
         name: field_id

@@ -71,8 +71,9 @@ def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addit
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas from oldest to newest. If an operator accepted a schema, older schemas are left
-    out.
+    """Return the table's schemas from oldest to newest.
+
+    If an operator accepted a schema, older schemas are left out.
     """
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0

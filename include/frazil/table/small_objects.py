@@ -15,8 +15,9 @@ from pyiceberg.catalog import Catalog
 
 
 def write_small_objects_at_once(catalog: Catalog) -> Catalog:
-    """Enable the delayed open for tables in S3 that Arrow reads and writes. Other tables of the catalog are
-    unaffected.
+    """Enable the delayed open for tables in S3 that Arrow reads and writes.
+
+    Other tables of the catalog are unaffected.
     """
     load = catalog._load_file_io
 
