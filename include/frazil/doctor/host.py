@@ -65,7 +65,7 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def jars_of_spark() -> Iterator[Finding]:
-    """Check whether Iceberg's runtime has been fetched, by the jars' sizes. `fetch` checks their content."""
+    """Check, by the jars' sizes, whether Iceberg's runtime has been fetched. `fetch` checks their content."""
     if find_spec("py4j") is None:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return

@@ -1,7 +1,7 @@
-"""The measured health of a table: immutable numbers, and the ratios that decisions and alerts use.
+"""The measured health of a table: immutable numbers, and the ratios that alerts and maintenance plans use.
 
 Times are in milliseconds since 1970, UTC. Everything except `partitions` comes from the table's metadata, the newest
-snapshot's summary and manifest list, and the newest commit records. No manifest is opened for it.
+snapshot's summary and manifest list, and the newest commit records. No manifest is opened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PartitionKey = tuple[int, tuple[object, ...]]
 
 
 def p10(sizes: Sequence[int]) -> int:
-    """Return the tenth percentile of the sizes; 0 without sizes."""
+    """Return the tenth percentile of the sizes; 0 if there are no sizes."""
     return sorted(sizes)[(len(sizes) - 1) // 10] if sizes else 0
 
 

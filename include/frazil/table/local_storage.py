@@ -72,7 +72,7 @@ class LocalStore(ObjectStore):
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
         """Delete files, and folders that become empty.
 
-        A process that creates a file in such a folder at that moment retries.
+        If another process creates a file in such a folder at the same time, that process retries.
         """
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
