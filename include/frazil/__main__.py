@@ -1,4 +1,4 @@
-"""`python -m frazil` is the `frazil` command."""
+"""Runs the `frazil` command as `python -m frazil`."""
 
 from __future__ import annotations
 

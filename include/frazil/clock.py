@@ -1,5 +1,5 @@
-"""The wall clock, in milliseconds. Functions that decide get the time as an argument; only their callers read the
-clock.
+"""The wall clock, in milliseconds. Functions that make decisions get the time as an argument; only their callers read
+it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ FrazilError                  exit  restart?
 ├── WriterBusy                 9   no   another process on this host holds the stream's writer lock
 ├── SpecError                 10   no   a stream's YAML, or a reference in it, cannot be used
 ├── OffsetGap                 11   no   Kafka deleted records that were not yet read
-├── RolledBack                12   no   the table was rolled back behind the stream's marker
+├── RolledBack                12   no   the table was rolled back to before the stream's marker
 ├── Fenced                    13   no   another writer of this stream took over
 │   └── BackfillAbandoned     30   no   an operator abandoned the backfill or replay that this run had begun
 ├── TopicRecreated            14   no   the topic's id differs from the id in the marker
@@ -12,19 +12,19 @@ FrazilError                  exit  restart?
 ├── AccessDenied              16   no   Kafka, the catalog or the storage refuses the stream's credentials
 ├── AdoptionRequired          17   no   the table has rows that no stream wrote
 ├── MarkerUnreadable          18   no   the marker was written by a newer frazil, or edited by hand
-├── CommitRefused             19   no   the catalog refuses a request, and waiting does not help
+├── CommitRefused             19   no   the catalog refuses a request; retrying does not help
 ├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
-├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
-│   └── TableLost             25   yes  the catalog does not have the stream's own table, or has another one of its name
+├── CommitUnavailable         21   yes  the catalog could not be reached, or every commit failed, for too long
+│   └── TableLost             25   yes  the stream's own table is not in the catalog, or another table has its name
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
-│   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
+│   └── TopicMissing          24   yes  the brokers respond, but do not have the topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
 ├── CircuitOpen               27   no   most records of a batch would be dead letters, so the batch is not committed
-├── RegistryUnavailable       28   yes  the schema registry does not return the schemas of records
-├── RouteBehind               29   no   a table of the stream's route misses rows for too long, or before a replay
-├── DesiredMoved              31   no   another user paused, resumed or restarted the stream meanwhile
-├── WorkerDied                 1 crash Spark gave up a task because its processes died repeatedly
+├── RegistryUnavailable       28   yes  the schema registry does not return the schemas of the records
+├── RouteBehind               29   no   a routed table cannot be used, or was without some of its rows for too long
+├── DesiredMoved              31   no   another user paused, resumed or restarted the stream at the same time
+├── WorkerDied                 1 crash Spark gave up on a task because its processes died repeatedly
 └── EnvironmentUnusable        1   no   something is missing on this machine (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
 
@@ -141,8 +141,8 @@ class DesiredMoved(FrazilError):
 
 
 class WorkerDied(FrazilError):
-    """A writer that ends with this error is restarted like after a crash: with backoff, until it fails too often
-    without a commit.
+    """Raised if Spark gave up on a task. The writer is restarted as after a crash: with backoff, until it has failed
+    too often without a commit.
     """
 
     exit_code = 1
@@ -153,7 +153,9 @@ class EnvironmentUnusable(FrazilError):
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """An ImportError too, for code that tests whether `frazil.airflow` can be imported."""
+    """Raised if a package is missing. It is an ImportError, for code that tests whether `frazil.airflow` can be
+    imported.
+    """
 
 
 def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
@@ -162,9 +164,9 @@ def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
 
 
 NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartable and kind.exit_code > 1)
-"""Exit codes after which a restarted writer would fail in the same way (1 is a crash)."""
+"""Exit codes after which a restarted writer would fail in the same way. Does not include 1, a crash."""
 
 
 def words_of(error: Exception) -> str:
-    """Return an error as text. Errors other than frazil's get their type in front, because it says the most."""
+    """Return an error as text. Unless it is one of frazil's errors, its type comes first, because it is informative."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

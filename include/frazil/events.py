@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class PhaseBegan:
     phase: Phase
     key: BatchKey | None = None
-    """The batch on which the writer now works; None if the batch does not change."""
+    """The batch on which the writer now works; None if it is still the same batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class BatchCommitted:
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Number of records by the effect that the merge gave them, with the names of
-    `frazil.commit.history.RECORD_OUTCOMES`; without a merge, only the records that a transform dropped.
+    """Number of records by the effect of the merge. The names are those of `frazil.commit.history.RECORD_OUTCOMES`.
+    Without a merge, counts only the records that a transform dropped.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesMerged:
-    """Spark tasks of a merge ran for the batch that commits next.
+    """Spark tasks of a merge ran for the batch that is committed next.
 
     A commit that conflicts may need several rounds of tasks.
     """
@@ -77,23 +77,25 @@ class ChangesMerged:
 
 @dataclass(frozen=True, slots=True)
 class LagMeasured:
-    """How far the stream is behind Kafka; measured every few seconds."""
+    """The stream's lag behind Kafka was measured. Emitted every few seconds."""
 
     lag: int
-    """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
+    """Number of records in Kafka, up to the last stable offset, that the table does not have yet."""
     unread: Mapping[TopicPartition, int]
     """The lag of each topic-partition that has any."""
     freshness_ms: int
-    """Time since the last commit, or since this writer began if it has made no commit; 0 if no records wait."""
+    """Time since the last commit, or since this writer started if it has committed nothing; 0 if no records are
+    unread.
+    """
     backpressure_ms: int
-    """Time by which the last batch, or the current batch until now, exceeds the commit interval; else 0."""
+    """Time by which the last batch, or the current one so far, exceeds the commit interval; 0 if it does not."""
     in_transactions: int = 0
-    """Number of offsets after those in `lag`, which wait for transactions to end."""
+    """Number of offsets after those counted in `lag`. They wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FutureEventTimes:
-    """A committed batch has rows with event times too far in the future to be trusted."""
+    """A committed batch has rows whose event times are too far in the future to be trusted."""
 
     key: BatchKey
     rows: int
@@ -105,10 +107,12 @@ class FutureEventTimes:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleEvaluated:
-    """The growth of the table's metadata was evaluated. Emitted only while the growth is, or just was, too fast."""
+    """The growth of the table's metadata was evaluated. Emitted only while it is too fast, and once when it no longer
+    is.
+    """
 
     reason: str | None
-    """Why the commit interval is, or should be, longer than declared; None if it is as declared."""
+    """Why the commit interval is longer than declared, or should be; None if it is as declared."""
     stretch: float
     """Factor by which the commit interval is longer than declared."""
     was_under_pressure: bool
@@ -116,7 +120,7 @@ class ThrottleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class DistributionChosen:
-    """The writer decided whether to shuffle a batch's rows. Emitted unless the stream declares `distribution: none`."""
+    """The writer decided whether to shuffle a batch's rows. Not emitted if the stream declares `distribution: none`."""
 
     key: BatchKey
     shuffled: bool
@@ -142,31 +146,33 @@ class StallEnded:
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """Operators should know something about a writer that otherwise runs well, such as a fallback to slower code.
+    """A notice for operators about a writer that otherwise runs well, for example that it uses slower code.
 
-    Emitted once, unless it replaces an earlier one; it stays true until the process ends.
+    Emitted once, unless it replaces an earlier notice. It holds until the process ends.
     """
 
     sentence: str
-    """What is the case, why, and what to do to change it. Begins with a lower-case letter."""
+    """The fact, its reason, and what to do to change it. Begins with a lower-case letter."""
     replaces: str = ""
-    """An earlier sentence that this one replaces, such as one with a lower count. Only heartbeats show the new one."""
+    """An earlier sentence that this one replaces, such as one with a lower count; empty if none. Only heartbeats show
+    the replacement.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TableEvolved:
-    """A table's schema was changed in one commit, because records of a batch needed it."""
+    """A table's schema was changed in one commit, because records of a batch required it."""
 
     key: BatchKey
     changes: tuple[str, ...]
     """Sentences such as `added column gate string`."""
     table: str = "the table"
-    """The table in a sentence; a table of a route is named."""
+    """How a sentence refers to the table. A table of a route is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutageMet:
-    """The catalog or the storage failed, and the writer tries again. The next phase ends the outage."""
+    """The catalog or the storage failed, and the writer retries. The outage is over when the next phase begins."""
 
     sentence: str
     """What failed, how, and what the writer does next."""
@@ -174,8 +180,9 @@ class OutageMet:
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Routed tables are missing rows, which the writer tries to add. An empty `names` means that no table is missing
-    rows any longer.
+    """Routed tables are missing rows, and the writer retries adding them.
+
+    An empty `names` means that no table is missing rows any longer.
     """
 
     names: frozenset[str]
@@ -212,21 +219,21 @@ StreamEvent = (
 class Event:
     stream: str
     at_ms: int
-    """Milliseconds since the epoch, UTC."""
+    """Time of the event in milliseconds since 1970, UTC."""
     what: StreamEvent
 
 
 Sink = Callable[[Event], None]
-"""Receives every event, and ignores types that it does not know. It must return fast, because the stream waits for
+"""Receives every event; must ignore types that it does not know. It must return fast, because the stream waits for
 it.
 """
 
 
 class Events:
-    """Passes the events of one stream to its sinks, in the order in which the sinks were added.
+    """Dispatches the events of one stream to its sinks, in the order in which the sinks were added.
 
     Any thread may call `emit`, and so may a sink. Sinks are called in the emitting thread, but only one thread emits at
-    a time, so that all sinks see the events in the same order. An exception in a sink affects neither the stream nor
+    a time, so all sinks receive the events in the same order. An exception in a sink affects neither the stream nor
     other sinks: it is logged, once per sink and type of event.
     """
 
@@ -237,7 +244,7 @@ class Events:
         self._failures: set[tuple[int, type[StreamEvent]]] = set()
 
     def add(self, sink: Sink) -> None:
-        """Add a sink, which is called after the sinks that were added before."""
+        """Add a sink. It is called after all earlier sinks."""
         with self._one_at_a_time:
             self._sinks.append(sink)
 

@@ -1,4 +1,4 @@
-"""Reports a missing module in one sentence that names the extra to install, instead of with a traceback."""
+"""Reports a missing optional module in one sentence that names the extra to install, without a traceback."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ EXTRAS = {
 
 
 def require(module: str, *, extra: str | None = None) -> None:
-    """Raise MissingExtra if the module of an extra is not installed; does not import the module.
+    """Raise MissingExtra if the module of an extra is not installed. Does not import the module.
 
-    `extra` is the extra that the error suggests, if several extras install the module.
+    `extra` is the extra that the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
         raise _missing(module, extra)
@@ -44,7 +44,7 @@ def require(module: str, *, extra: str | None = None) -> None:
 
 @contextmanager
 def extras_named() -> Iterator[None]:
-    """Turn a failed import of an extra's module into MissingExtra; raise any other error unchanged."""
+    """Convert a failed import of an extra's module to MissingExtra. Any other error is raised unchanged."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -18,26 +18,26 @@ import shutil
 from pathlib import Path
 
 MIN_FREE_BYTES = 2**16
-"""Free bytes below which a disk counts as full: a log or a record of a run folder may no longer fit."""
+"""Free bytes below which a disk counts as full, because a log or a record in a run folder may no longer fit."""
 
 
 def home() -> Path:
-    """Return the absolute path of frazil's folder, without creating it."""
+    """Return the absolute path of frazil's folder. Does not create it."""
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
 def dev_airflow() -> Path:
-    """Return the AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts, without creating it."""
+    """Return the AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts. Does not create it."""
     return home() / "dev" / "airflow"
 
 
 def run_folder(name: str) -> Path:
-    """Return this machine's run folder of a stream, or of an application that streams share, without creating it."""
+    """Return this machine's run folder of a stream or of a shared application. Does not create it."""
     return home() / "streams" / name
 
 
 def full_disk(folder: Path) -> str:
-    """Return a sentence with the fix if the folder's disk is full; otherwise an empty string."""
+    """Return a sentence that says what to do if the folder's disk is full; otherwise an empty string."""
     place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     try:
         free = shutil.disk_usage(place).free
@@ -47,12 +47,12 @@ def full_disk(folder: Path) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder with its parents. Other users cannot write into it, whatever the umask."""
+    """Create a folder and its parents. Users outside of its group cannot write into it, whatever the umask."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o775, exist_ok=True)
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that checkouts share and that can be recreated, without creating it."""
+    """Return the folder for files that checkouts share and that can be recreated. Does not create it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil"

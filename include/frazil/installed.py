@@ -1,7 +1,7 @@
-"""Detects that frazil's files were replaced since this process began.
+"""Detects that frazil's files were replaced since this process started.
 
-A process that keeps running while its files are replaced loads some new modules next to old ones. The errors that
-follow do not mean that a table, a catalog or Kafka has a problem.
+A process that keeps running while its files are replaced may load new modules next to old ones. The resulting errors do
+not mean that a table, a catalog or Kafka has a problem.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 OF_CODE = (ImportError, AttributeError, NameError, TypeError)
-"""Errors that occur when modules of different versions are loaded together."""
+"""Errors that occur when modules of different versions are loaded in one process."""
 Files = frozenset[tuple[str, int, int]]
 """Path, size and modification time of each module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The files with which a process started. `process` is the process's name in messages."""
+    """The files with which a process started. `process` is its name in messages."""
 
     process: str
     files: Files
@@ -29,12 +29,12 @@ _began: list[Began] = []
 
 
 def remember(process: str) -> None:
-    """Remember frazil's current files. Called when a long-lived process starts."""
+    """Store the current state of frazil's files. Called when a long-lived process starts."""
     _began[:] = [Began(process, _files(FOLDER))]
 
 
 def outdated(error: BaseException) -> str | None:
-    """Return the error with what to do about it, if replaced files may be its cause; None for any other error."""
+    """Return the error with what to do, if replaced files may be its cause; None for any other error."""
     if not _began or not isinstance(error, OF_CODE) or _files(FOLDER) == _began[0].files:
         return None
     process = _began[0].process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_REASON_CHARACTERS = 1000
-"""Largest number of characters of a text with which a user explains an action."""
+"""Maximum length of the text with which a user explains an action."""
 _LINES = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
@@ -17,9 +17,9 @@ _UNSAFE = re.compile(
 
 
 def safe(text: str, *, lines: bool = True) -> str:
-    """Escape each character that is not visible text, such as `\\x1b`, or that UTF-8 cannot encode.
+    """Escape characters that are invisible, such as `\\x1b`, or that UTF-8 cannot encode.
 
-    With `lines`, tabs and line feeds stay as they are.
+    With `lines`, tabs and line feeds are not escaped.
     """
     return _UNSAFE.sub(lambda found: _escaped(found[0], lines=lines), text)
 

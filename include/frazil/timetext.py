@@ -1,4 +1,4 @@
-"""Formats times and durations as text, in one form for all messages, tables and pages."""
+"""Formats times and durations as text, in the same format for all messages, tables and pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 def ago(milliseconds: int) -> str:
-    """Format a duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`, `30 d 4 h`."""
+    """Format a duration in milliseconds: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`, `30 d 4 h`."""
     seconds = max(milliseconds, 0) / 1000
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -20,9 +20,9 @@ def ago(milliseconds: int) -> str:
 
 
 def parse_moment(value: str | datetime) -> datetime:
-    """Parse a time in ISO 8601; the result has a time zone if the text has one.
+    """Parse a time in ISO 8601. The result has a time zone only if the text has one.
 
-    Raises ValueError for any other text, and for a time that is outside the years 1 to 9999 in UTC.
+    Raises ValueError for any other text, and for a time outside the years 1 to 9999 in UTC.
     """
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     if moment.tzinfo is not None:
@@ -34,7 +34,7 @@ def parse_moment(value: str | datetime) -> datetime:
 
 
 def utc(ms: int | None) -> str:
-    """Format a time in milliseconds since the epoch as `2013-12-30 04:00:00Z`; None becomes `unknown`."""
+    """Format milliseconds since 1970 as `2013-12-30 04:00:00Z`; None becomes `unknown`."""
     if ms is None:
         return "unknown"
     try:

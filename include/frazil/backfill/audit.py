@@ -21,7 +21,8 @@ def whole_ranges(
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the committed ranges whose records are all in the tables.
 
-    They count as a whole, because compaction and transactions leave gaps that look like missing records.
+    Such a range counts as complete: gaps that compaction and transactions leave in it must not look like missing
+    records.
     """
     found = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
@@ -35,7 +36,7 @@ def whole_ranges(
 def topic_generations(
     requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
 ) -> set[str]:
-    """Return the ids of topics that had this name and whose committed ranges overlap the requested offsets."""
+    """Return the ids of topics with this name whose committed ranges overlap the requested offsets."""
     return {
         r.topic_id
         for tp, spans in requested.items()
@@ -46,7 +47,7 @@ def topic_generations(
 
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
-    """The records that a backfill staged on its branches, with the records of the tables and the source."""
+    """The records that a backfill staged on its branches, together with the records of the tables and of the source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
@@ -54,7 +55,9 @@ class StagedRecords:
     elsewhere: tuple[Tallies, ...]
     """The rows and dead letters in the tables."""
     source: Mapping[TopicPartition, BitMap64] | None = None
-    """The records of these ranges in Kafka or the files. None if an event-time filter selected only some records."""
+    """The records that Kafka or the files have in these ranges. None if an event-time filter selected only some
+    records.
+    """
 
 
 def staged_spans(journals: Iterable[Journal]) -> Spans:
@@ -63,13 +66,13 @@ def staged_spans(journals: Iterable[Journal]) -> Spans:
 
 
 def count_landed_elsewhere(staged: StagedRecords) -> int:
-    """Return the number of staged records that are also in the tables by now."""
+    """Return the number of staged records that the tables now have too."""
     own = {tp: _offsets_in((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _offsets_in(staged.elsewhere, tp)) for tp, offsets in own.items())
 
 
 def find_problems(staged: StagedRecords) -> list[str]:
-    """Return the reasons why the staged records must not be published, one sentence each."""
+    """Return why the staged records must not be published, one sentence per reason; empty if they may be."""
     found = []
     for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
@@ -95,8 +98,9 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a sentence for each other table that has rows of staged changes, from an earlier declaration of the
-    route.
+    """Yield a sentence for each table that has rows of records that are now staged for another table.
+
+    This happens if an earlier declaration of the route sent the records to that table.
     """
     for target, own in staged.items():
         for other in tables.keys() - {target}:

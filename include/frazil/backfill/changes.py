@@ -1,8 +1,8 @@
-"""Finds and merges the staged files of a backfill or a replay that are merged into tables.
+"""Finds the staged files of a backfill or replay that must be merged into tables, and merges them.
 
-Before the merge, no table and no branch has these files, so only the journals of the chunks list them. An upserted
-table cannot show which dead letters are not merged yet, because a later change may have replaced the row. The
-dead-letter table shows it: only a published replay removes dead letters.
+Before the merge, no table and no branch has these files, so only the journals of the chunks list them. An upsert table
+cannot show which dead letters are not merged yet, because a later change may have replaced the row. The dead-letter
+table shows it: only a published replay removes dead letters.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) 
 
 
 def files_to_merge(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
-    """Return the staged files that a merge applies."""
+    """Return the staged files whose content must be merged into the default table."""
     return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGING_MODES)
 
 
 def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
-    """Tally the offsets of the staged files that are merged into the default table."""
+    """Collect the offsets of the records in the staged files that must be merged into the default table."""
     return tally_files(table.io, (file.path for file in files_to_merge(journals)))
 
 
 def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans that are not dead letters (any longer)."""
+    """Return the offsets of the spans that are not dead letters, or no longer are."""
     return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
 
 
 def no_longer_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
-    """Return the staged offsets that are no longer dead letters."""
+    """Return the offsets of staged rows that are no longer dead letters."""
     left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _offsets_in(dead_letters, tp) for tp in rows}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
 

@@ -1,8 +1,8 @@
-"""Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch once on main.
+"""Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch on main in one commit.
 
 Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
-snapshot, or its absence. Dead letters take the same steps in the dead-letter table. The publication on main decides;
-the publication of the dead letters follows, in the next run if necessary.
+snapshot, or that the branch does not exist. The dead-letter table has such a branch too. The backfill is complete once
+its branch is published on main. Its dead letters are published after that, by the next run if this one is interrupted.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ BackfillStep = Callable[[Table, BackfillMarker | None], "BackfillMarker | Done[B
 
 @dataclass(slots=True)
 class BackfillCommitter:
-    """Commits one epoch of one backfill."""
+    """Commits one epoch of one backfill; each run has its own epoch."""
 
     tables: StreamTables
     own: StreamTables
-    """The same tables, with staging folders and journals of the backfill."""
+    """The same tables, but with the backfill's own staging folders and journals."""
     backfill: BackfillMarker
 
     @classmethod
@@ -89,7 +89,7 @@ class BackfillCommitter:
     ) -> BackfillCommitter:
         """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
 
-        No earlier epoch can commit afterwards. Raises `WriterBusy` if another backfill is under way. Raises `Fenced` if
+        No earlier epoch can commit afterwards. Raises `WriterBusy` if another backfill is open. Raises `Fenced` if
         another backfill has just ended and its dead letters may not be published yet. Raises BackfillAbandoned if an
         operator abandoned the backfill of the request's run, or the backfill with the id `continuing_id`.
         """
@@ -126,7 +126,7 @@ class BackfillCommitter:
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
-        """Record that every chunk is staged."""
+        """Record that all chunks are staged."""
         staged = self._change(
             self.tables.main, lambda backfill: dataclasses.replace(backfill, state=BackfillState.STAGED)
         )
@@ -136,11 +136,11 @@ class BackfillCommitter:
     def publish(
         self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
+        """Publish on main in one commit, which ends the backfill. The staged files are appended or merged.
 
-        The audit found none of the staged records in snapshot `audited_at` of main. Every attempt checks that this is
-        still true, and raises `StaleBatch` otherwise. With `read_to`, every attempt also checks that the stream has
-        not read further, and raises `WriterBusy` otherwise.
+        The audit compared the staged records with snapshot `audited_at` of main, and found none of them there. Every
+        attempt checks that this is still true, and raises `StaleBatch` otherwise. With `read_to`, every attempt also
+        checks that the stream has not read further than these offsets, and raises `WriterBusy` otherwise.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
@@ -167,8 +167,9 @@ class BackfillCommitter:
         return self.backfill
 
     def _add_to_history(self, what: str) -> None:
-        """Add a backfill's event to the history. A replay is added when its dead letters leave the dead-letter
-        table.
+        """Add an event of this backfill to the stream's history.
+
+        Events of replays are not added here: a replay is added when its dead letters leave the dead-letter table.
         """
         if not self.backfill.replays:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
@@ -208,7 +209,7 @@ class BackfillCommitter:
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journals of interrupted epochs; discard a journal whose offsets have been staged again."""
+        """Commit the journals of interrupted epochs. A journal whose offsets have been staged again is discarded."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.backfill.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
@@ -258,7 +259,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> BackfillMarker:
-    """Change main, remove the branch with its snapshots, and mark the backfill as published, in one update."""
+    """Change main, remove the branch with its snapshots, and mark the backfill as published, all in one update."""
     end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -292,11 +293,11 @@ def _summary(record: BackfillRecord, path: str) -> dict[str, str]:
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End a backfill that is under way: remove its branches and everything that it staged.
+    """End an open backfill: remove its branches and everything that it staged.
 
-    `by` is the operator who abandons the backfill; no run starts it again. `by` is None if a run drops its own
-    backfill. Returns the backfill as it ended: it may have been published, or abandoned by another operator. Raises
-    FrazilError, without any change, if another backfill has begun since.
+    `by` is the operator who abandons the backfill; in that case, no run starts it again. `by` is None if a run drops
+    its own backfill. Returns the backfill in its final state: it may have been published, or abandoned by another
+    operator. Raises FrazilError, without any change, if another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -313,8 +314,9 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the stream's backfill or replay if it is open, or if its dead letters are not published yet. Changes
-    nothing.
+    """Return the stream's backfill or replay that is open, or whose dead letters are not published yet; else None.
+
+    Changes nothing.
     """
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
@@ -324,9 +326,9 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def clear_ended(tables: StreamTables) -> str | None:
-    """Finish the last backfill's cleanup: publish its dead letters, delete leftover files.
+    """Finish the cleanup of the last backfill: publish its dead letters, and delete leftover files.
 
-    Returns the id of the backfill; None if there was no backfill, or if it is still under way.
+    Returns the backfill's id; None if there was no backfill, or if it is still open.
     """
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
@@ -351,10 +353,9 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Finish a backfill or a replay after its publication on the default table.
 
-    The routed tables get their rows first. Then one commit to the dead-letter table marks the end there, and removes
-    the branch. For a backfill, this commit adds the rejected records. For a replay, it removes the dead letters that
-    became rows, and records the failed attempt in the others. Because it is one commit, it happens once. Finally, files
-    that no table needs are deleted.
+    First, the routed tables get their rows. Then one commit to the dead-letter table marks the backfill as published
+    there, and removes the branch. For a backfill, this commit adds the rejected records. For a replay, it removes the
+    dead letters that became rows, and adds the new error to the others. Finally, files that no table needs are deleted.
     """
     own_chunks = chunks(tables.journals, backfill)
     rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
@@ -382,7 +383,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
-    """Delete staged files that no committed chunk names. Closes the keys of uncommitted chunks first."""
+    """Delete staged files that no committed chunk lists. The keys of uncommitted chunks are closed first."""
     keys = {
         key
         for target, handle in own.targets.items()
@@ -398,7 +399,10 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    """Return the tables with the backfill's own folders and journals, which the live stream's sweep never touches."""
+    """Return the tables with the backfill's own folders and journals.
+
+    The live stream's sweep does not delete files in them.
+    """
     return dataclasses.replace(
         tables,
         stream=staging_stream(tables.stream, backfill_id),
@@ -411,14 +415,14 @@ def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:
 
 
 def _commit_marker(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
-    """Commit the marker that `decide` returns, with an empty snapshot on the branch."""
+    """Commit the marker that `decide` returns, with an empty snapshot of the branch."""
     return commit_snapshots((_prepare_commit(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _prepare_commit(
     tables: StreamTables, handle: TableHandle, decide: BackfillStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[BackfillMarker]:
-    """Return the commit of one snapshot on the branch, with `files` and the marker that `decide` returns."""
+    """Return the commit of one snapshot to the branch, with `files` and the marker that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -436,9 +440,10 @@ def _prepare_commit(
 def _drop(
     tables: StreamTables, handle: TableHandle, backfill: BackfillMarker, *, by: str | None = None
 ) -> BackfillMarker | None:
-    """Remove the backfill's branch and snapshots before their files are deleted.
+    """Mark the backfill as abandoned, and remove its branch and snapshots. Must run before their files are deleted.
 
-    If the backfill's own run dropped it earlier, adds the operator who abandons it. Returns the stream's last backfill.
+    If the backfill's own run dropped it earlier, only `by`, the operator who abandons it now, is added. Returns the
+    stream's last backfill; None if there is none.
     """
     end = BranchEnd(branch_name(tables.stream))
 

@@ -12,18 +12,19 @@ from frazil.spec.model import StreamSpec
 
 
 def has_backfill(spec: StreamSpec) -> bool:
-    """Whether the declaration allows a backfill."""
+    """Return whether the declaration allows backfills."""
     return spec.coordinates
 
 
 def deletes_rows(spec: StreamSpec) -> bool:
-    """Whether records of the stream delete rows."""
+    """Return whether records of the stream can delete rows."""
     return spec.mode == "upsert" and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 
 
 def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
-    """Check that a request reads all later deletes, because the table does not record deleted rows. Raises
-    SpecError.
+    """Check that a request would not restore rows that a later record deleted. Raises SpecError.
+
+    The table does not record deleted rows. So if a stream deletes rows, its backfill must read all later records.
     """
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
@@ -36,9 +37,9 @@ def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that the table's rows have Kafka coordinates. Raises SpecError.
+    """Check that the table's rows have Kafka coordinates. Raises SpecError if they do not.
 
-    `table_has` is whether the table has the columns for them; True if unknown.
+    `table_has` is whether the table has the columns for them; True if this is unknown.
     """
     if not (spec.coordinates and table_has):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"

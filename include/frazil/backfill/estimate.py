@@ -1,4 +1,4 @@
-"""Estimates what a backfill would write, by decoding a sample into a temporary folder that is deleted afterwards."""
+"""Estimates what a backfill would write. A sample is decoded into a temporary folder, which is then deleted."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. A comparison of `sampled` with `max_records` shows how reliable the estimate is."""
+    """The result of a dry run. The estimate is more reliable the closer `sampled` is to `max_records`."""
 
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Number of requested offsets that are already in the table, or that are known to have no record."""
+    """Number of requested offsets that the table already has, or that are known to have no record."""
     max_records: int
     records: int
-    """Number of rows, estimated from the sample. Below `max_records` if event times filter records, or Kafka has
+    """Estimated number of rows. It is below `max_records` if records are filtered by event time, or if Kafka has
     gaps.
     """
     rejected: int
@@ -35,7 +35,7 @@ class Estimate:
     files: int
     chunks: int
     partitions: int
-    """Number of table partitions that the sample writes to. The backfill writes to at least as many."""
+    """Number of table partitions to which the sample belongs. The backfill writes to at least as many."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -43,7 +43,7 @@ class Estimate:
 
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
-    """Count the missing records, and estimate the other numbers from a sample. Changes nothing."""
+    """Count the missing records, and estimate the other numbers from a sample. Changes nothing in the tables."""
     results = list(_stage_sample(backfill, plan)) if plan.spans else []
     read = backfill.source.max_records(
         merge_spans((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
@@ -75,7 +75,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
 
 
 def estimate_sentences(found: Estimate, *, stream: str) -> list[str]:
-    """Return the output of a dry run."""
+    """Return the output of a dry run, one sentence per line."""
     what = (
         f"records in {counted(found.source_files, 'file')} ({found.source_bytes:,} bytes)"
         if found.source_files
@@ -111,7 +111,7 @@ def _stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResul
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the average bytes per record of the table, or of the sample if the table is empty.
+    """Return the table's average bytes per record; if the table is empty, the sample's.
 
     The table is preferred because small files consist mostly of footers.
     """

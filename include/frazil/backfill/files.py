@@ -1,4 +1,4 @@
-"""Reads files as a backfill's source: scans them before anything is staged, and then reads them like topics."""
+"""Reads files as a backfill's source. They are scanned before anything is staged, and then read like topics."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ MAX_FILES_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """The records in each file."""
+    """The scanned files, and the offsets of all their records."""
 
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
     def files_around(self, tp: TopicPartition, offset: int) -> str:
-        """Return the names of up to three files whose records of the topic-partition surround an offset."""
+        """Return the names of up to three files whose offset range for the topic-partition includes an offset."""
         around = (
             f.path
             for f in self.files
@@ -59,14 +59,14 @@ class FileIndex:
 
 @dataclass(frozen=True)
 class FileSource:
-    """The files listed under a path. `schema` has the columns that are decoded from a record's bytes."""
+    """The files under a path. `schema` has the columns that are decoded from a record's bytes."""
 
     location: str
     files: tuple[FileInfo, ...]
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """Always False: files may have records that compaction removed from the topic before the stream read it."""
+    """Always False, because files may have records that compaction removed from the topic before the stream read it."""
 
     @classmethod
     def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
@@ -80,8 +80,9 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with a fingerprint of these files. Raises SpecError if it has a fingerprint of other
-        files.
+        """Return the request with a fingerprint of these files.
+
+        Raises SpecError if the request already has a fingerprint of other files.
         """
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
@@ -94,9 +95,9 @@ class FileSource:
 
     @cached_property
     def index(self) -> FileIndex:
-        """The index of all files, which are scanned on first use.
+        """The index of all files. They are scanned on first use.
 
-        Raises SpecError if a file cannot be used, or a record occurs twice.
+        Raises SpecError if a file cannot be used, or if a record occurs more than once.
         """
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
@@ -118,10 +119,10 @@ class FileSource:
         return known
 
     def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return the offset spans of the records.
+        """Return one offset span per topic-partition that contains the files' records.
 
-        Raises SpecError if the stream has not read these offsets yet; raises StaleBatch instead if the records are dead
-        letters.
+        Raises SpecError if the stream has not read these offsets yet; for a replay of dead letters, raises StaleBatch
+        instead.
         """
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
@@ -161,7 +162,7 @@ class FileSource:
         return [StageTask(index, offset_ranges(piece)) for index, piece in enumerate(cut)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        """Return a single task, so that each file is read once."""
+        """Return a single task for the whole sample, so that each file is read only once."""
         places = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
         found = [plan.first_records(place, self.index.records, limit=MAX_SAMPLE_OFFSETS) for place in places]
         return [StageTask(0, tuple(r for place in found for r in offset_ranges(place)))]
@@ -177,7 +178,7 @@ class FileSource:
 
 
 def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
-    """Return the file with the offset spans of its records, and tally these records' offsets."""
+    """Return the file with the offset ranges of its records, and add the records' offsets to `tallies`."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
@@ -190,7 +191,7 @@ def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPart
 
 
 def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """List the readable files under a folder, or the single file.
+    """List the readable files below a folder. If `location` is a file, returns only this file.
 
     Skips hidden files, because they may be incomplete.
     """

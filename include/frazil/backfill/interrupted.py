@@ -1,4 +1,4 @@
-"""Recognises an open backfill or replay on which no process works."""
+"""Detects an open backfill or replay that no process is working on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from frazil.table.branches import head_of
 from frazil.timetext import ago
 
 QUIET_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
-"""Age of the last commit from which a backfill of another host is reported: its process cannot be seen here."""
+"""Minimum age of the last commit for reporting a backfill of another host. Its process cannot be checked from this
+host.
+"""
 
 
 def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
@@ -25,7 +27,10 @@ def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int
 
 
 def interrupted(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
-    """Return why an open backfill does not advance, and what to do; None if it may, or if it waits on its branch."""
+    """Return why an open backfill makes no progress, and what to do.
+
+    Returns None if it may be in progress, or if it is to stay on its branch.
+    """
     if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
         return None
     ways = f"run the same command again, or `frazil backfill {last.stream} --abandon`"

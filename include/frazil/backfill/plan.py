@@ -1,4 +1,4 @@
-"""Computes the offsets that a backfill reads: the requested offsets before the marker, minus those in the tables.
+"""Computes the offsets that a backfill reads: the requested offsets before the marker, except those in the tables.
 Pure.
 """
 
@@ -19,11 +19,11 @@ def requested_spans(
     first: Mapping[TopicPartition, int],
     live: Mapping[TopicPartition, int],
 ) -> Spans:
-    """Return the requested offsets between Kafka's first available offsets (`first`) and the stream's position
-    (`live`).
+    """Return the requested offsets, limited to offsets that Kafka has and the stream has already read.
 
-    `first` and `live` are also the default bounds. The live stream itself reads offsets from its position on, and
-    topic-partitions that the marker does not have yet, so a backfill never competes with the stream.
+    `first` has Kafka's first available offsets, and `live` the stream's position. They are also the default bounds. The
+    live stream itself reads later offsets, and topic-partitions that are not in the marker yet, so a backfill never
+    competes with the stream.
     """
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
@@ -33,7 +33,7 @@ def requested_spans(
 
 
 def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
-    """Return the wanted offsets that are not in `held`, in as few spans as possible."""
+    """Return the wanted offsets that are not in `held`, merged into as few spans as possible."""
     left = {
         tp: tuple(
             piece for span in spans for piece in offset_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span)
@@ -44,10 +44,10 @@ def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spa
 
 
 def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `limit` offsets, each with an equal share of every topic-partition.
+    """Divide the spans into chunks of about `limit` offsets. Each chunk has the same share of every topic-partition.
 
-    Equal shares keep the topic-partitions at about the same time, so a chunk's files fall into few table partitions. A
-    chunk may exceed `limit` by one offset per topic-partition.
+    With equal shares, all topic-partitions advance in time together, so a chunk's files belong to few table partitions.
+    A chunk may exceed `limit` by one offset per topic-partition.
     """
     count = math.ceil(count_offsets(spans) / limit)
     cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
@@ -55,7 +55,7 @@ def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
 
 
 def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans as `chunks` does, but count the known records. Leaves out spans without records."""
+    """Divide the spans as `chunks` does, but by the number of known records. Spans without records are left out."""
     there = offsets_within(spans, records)
     count = math.ceil(sum(map(len, there.values())) / limit)
     cut = (
@@ -70,13 +70,13 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
 
 
 def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
-    """Return the beginnings of the spans that contain the first `limit` records of each topic-partition."""
+    """Return the parts of the spans with the first `limit` records of each topic-partition."""
     there = offsets_within(spans, records)
     return {tp: _between_ranks(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
 
 
 def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
-    """Return the part of the concatenated spans that lies in the `index`-th of `count` equal lengths."""
+    """Divide the spans, joined together, into `count` equal parts, and return the part with this index."""
     low, high = _shares(sum(end - start for start, end in of), index, count)
     found, at = [], 0
     for start, end in of:
@@ -92,7 +92,9 @@ def _shares(length: int, index: int, count: int) -> Span:
 
 
 def _between_ranks(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """Return the parts of the spans from record number `low` to before record number `high`."""
+    """Return the parts of the spans from the record with index `low` up to, but not including, the one with index
+    `high`.
+    """
     if low == high:
         return ()
     first, end = found[low], found[high - 1] + 1

@@ -1,9 +1,9 @@
 """Commits the rows of a backfill or a replay to the routed tables.
 
-The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait next to the
-journals. Each routed table gets its rows in one commit that also records the backfill in
-the table's properties, so the rows land once. Then the dead letters of a replay leave the dead-letter table, and the
-dead letters of a backfill enter it.
+The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait in files next
+to the journals. Each routed table gets its rows in one commit that also records the backfill in the table's properties,
+so the rows are committed only once. After that, a replay removes its dead letters from the dead-letter table, and a
+backfill adds its dead letters to it.
 """
 
 from __future__ import annotations
@@ -55,23 +55,20 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 15.0
-"""Timeout for a running writer to commit the default table's last batch to the routed tables."""
+"""How long to wait for a running writer to commit the default table's last batch to the routed tables, in seconds."""
 MAX_OPEN_ATTEMPTS = 3
 
 
 @dataclasses.dataclass(slots=True)
 class BackfillRoute:
-    """The route of a stream that is backfilled, or whose dead letters are replayed.
-
-    Every table exists and is up to date.
-    """
+    """The route of a stream during a backfill or a replay. Every table exists and has all batches."""
 
     tables: StreamTables
     routed: RoutedTables
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create missing declared tables. Return None for a stream without a route.
+        """Load the tables, and create missing declared tables. Returns None for a stream without a route.
 
         Raises RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
         """
@@ -91,7 +88,7 @@ class BackfillRoute:
         return found
 
     def make(self, values: Collection[str]) -> None:
-        """Create tables for new values, as a writer does, up to the route's limit."""
+        """Create tables for new route values, up to the route's limit, as a writer does."""
         self.routed.make(values, _settled_marker(self.tables))
         self._check_tables_exist()
 
@@ -101,7 +98,10 @@ class BackfillRoute:
             raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """Return a chunk's context with the route; rows of routed tables wait next to the journals."""
+        """Return the chunk's staging context with the route's targets added.
+
+        Files for routed tables are staged in the waiting folder, next to the journals.
+        """
         placed = self.routed.placed(context, key)
         folder, io = own.waiting_folder(key), placed.main.io
         waits = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in placed.targets.items() if is_routed(t)}
@@ -109,7 +109,10 @@ class BackfillRoute:
 
 
 def _settled_marker(tables: StreamTables) -> Marker:
-    """Return the default table's marker once every routed table has the same batches. Raises RouteBehind."""
+    """Return the default table's marker once every routed table has the same batches.
+
+    Raises RouteBehind on a timeout.
+    """
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
@@ -134,7 +137,7 @@ def _refusal_message(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Tally the offsets of the rows staged for routed tables.
+    """Collect the offsets of the rows that are staged for each routed table.
 
     `table` is the default table, whose storage has these rows.
     """
@@ -150,10 +153,10 @@ def _waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]
 
 
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that are missing them, except rows that an operator
-    discarded.
+    """Commit the rows of a published backfill to the routed tables that do not have them yet.
 
-    Raises CommitUnavailable for a table that cannot take its rows, after all other tables were tried.
+    Rows that an operator discarded are left out. If a table cannot take its rows, all other tables are tried first, and
+    then CommitUnavailable is raised.
     """
     gone = given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _waiting_files(journals).items() if target not in gone}
@@ -177,7 +180,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
 
 
 def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
-    """Rewrite rows with the table's columns, and commit them in one update with the backfill's state."""
+    """Rewrite the rows with the table's columns, and commit them together with a record of the backfill."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_backfill_rows(table.metadata.properties, backfill):
@@ -211,7 +214,10 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
 
 
 def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun: that would prove that all tables have these rows. Raises Fenced."""
+    """Check that no later backfill has begun, which would mean that all tables already have these rows.
+
+    Raises Fenced.
+    """
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
         raise Fenced(

@@ -1,4 +1,4 @@
-"""Checks the table before each commit attempt of a backfill, and formats the errors. Pure."""
+"""Checks for a backfill, mostly run before each of its commit attempts, and its error messages. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
 
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, because a backfill reads offsets before it. Raises AdoptionRequired if the marker does not
-    exist.
+    """Return the marker. Raises AdoptionRequired without one, because a backfill only reads offsets before the
+    marker.
     """
     if marker is None:
         raise AdoptionRequired(
@@ -48,7 +48,7 @@ def require_own_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
 
 
 def check_no_replay(backfill: BackfillMarker | None) -> None:
-    """Check that no replay is under way before a backfill begins. Raises WriterBusy."""
+    """Check that no replay is open before a backfill begins. Raises WriterBusy."""
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
@@ -57,7 +57,7 @@ def check_no_replay(backfill: BackfillMarker | None) -> None:
 
 
 def check_no_backfill(backfill: BackfillMarker | None) -> None:
-    """Check that no backfill is under way before dead letters are replayed. Raises WriterBusy."""
+    """Check that no backfill is open before a replay of dead letters begins. Raises WriterBusy."""
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
             f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish it, or end it with "
@@ -66,9 +66,9 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the request's backfill, new or already open, in its next epoch.
+    """Return the marker of the request's backfill in its next epoch: of the open backfill, or else of a new one.
 
-    Raises WriterBusy if a backfill for another request is under way, and BackfillAbandoned as `check_wanted` does.
+    Raises WriterBusy if a backfill for another request is open, and BackfillAbandoned as `check_wanted` does.
     """
     check_wanted(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
@@ -121,8 +121,9 @@ def _abandoned_message(what: str) -> str:
 
 
 def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
-    """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if an operator abandoned
-    it.
+    """Check that this epoch still owns the backfill, and return its current marker.
+
+    Raises `Fenced` if not, or BackfillAbandoned if an operator abandoned the backfill.
     """
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
@@ -132,7 +133,7 @@ def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> Backf
 
 
 def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
-    """Return the message for a run that another run replaced; `evidence` is the evidence."""
+    """Return the message for a run that another run replaced. `evidence` says how this was noticed."""
     if backfill.replays:
         return (
             f"another `{continue_command(backfill)}` took over this replay, or an operator abandoned it: this command "
@@ -158,7 +159,10 @@ def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
 
 
 def read_further_message(backfill: BackfillMarker) -> str:
-    """Return the message for a backfill of a stream with deletes whose writer read on before the publication."""
+    """Return the message for a backfill whose stream has read more records since they were staged.
+
+    Only relevant for a stream that deletes rows.
+    """
     return (
         f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. "
         "These may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "
@@ -176,8 +180,9 @@ def ended_during_start_message(backfill: BackfillMarker) -> str:
 
 
 def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
-    """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last
-    backfill.
+    """Return the message for an operator who tries to abandon a backfill that has already ended.
+
+    `last` is the stream's last backfill.
     """
     operation = "replay of dead letters" if backfill.replays else "backfill"
     now = (
@@ -192,7 +197,10 @@ def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None)
 
 
 def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], backfill: BackfillMarker) -> None:
-    """Check that the table still has the schema and partition spec that files were staged for. Raises StaleBatch."""
+    """Check that the table still has the schema and partition spec for which the files were staged.
+
+    Raises StaleBatch.
+    """
     if not files_fit(table.metadata, files):
         raise StaleBatch(
             f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has; it is "
@@ -201,13 +209,16 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the files have changes if, and only if, the declared mode merges. Raises StaleBatch."""
+    """Check that the staged files match the declared mode. Raises StaleBatch.
+
+    The files must be files to be merged if, and only if, the mode merges.
+    """
     if any((file.content in MERGING_MODES) != merges for file in files):
         raise StaleBatch(f"backfill {backfill.id} was staged when the stream was declared with another mode")
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:
-    """Check that no rows wait on the stream's open branch, where a merge cannot find them. Raises SpecError."""
+    """Check that no rows are on the stream's open branch, where a merge would not find them. Raises SpecError."""
     if marker and marker.open_snapshot_id is not None and any(file.content in MERGING_MODES for file in files):
         raise SpecError(
             f"stream {marker.stream!r} still has rows on its open branch, from an earlier declaration with "

@@ -1,7 +1,7 @@
 """Runs a backfill from request to publication: finds missing records, stages them on a branch, audits, publishes.
 
-An interrupted backfill continues when it is run again: every run plans again, and skips records that are already
-staged. A backfill and the live stream's writer do not wait for each other.
+To continue an interrupted backfill, run it again: every run plans again, and skips records that are already staged. A
+backfill and the live stream's writer do not wait for each other.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of spans, which are read one by one. For more spans, it is faster to delete the rows in between first
-and to read one long span.
+"""Maximum number of offset spans, because each is read separately. If there are more, it is faster to delete the rows
+between them first and then read one long span.
 """
 MAX_ATTEMPTS = 3
 
@@ -78,22 +78,22 @@ class BackfillPlan:
 
     spans: Spans
     requested: int
-    """Number of requested offsets in Kafka, or of records in files, including those that are in the tables already."""
+    """Number of requested offsets in Kafka, or of records in files. Includes offsets that the tables already have."""
     source: SourceIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class _AuditResult:
-    """The results of an audit that the publishing commit needs."""
+    """Results of an audit that the publishing commit needs."""
 
     at: int
-    """The snapshot of main that was compared."""
+    """The id of the snapshot of main with which the staged records were compared; -1 if main had none."""
     replayed: Tallies = field(default_factory=dict)
-    """The offsets that become rows or changes when a replay is published; empty for a backfill."""
+    """The offsets of records that the publication of a replay turns into rows or changes; empty for a backfill."""
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables."""
     read_to: Mapping[TopicPartition, int] | None = None
-    """The position up to which the stream has read; None if the publication does not depend on it."""
+    """The stream's position, which must not change before the publication; None if it may change."""
 
 
 @dataclass(slots=True)
@@ -104,9 +104,9 @@ class Backfill:
     opened: OpenStream
     source: RecordSource
     route: BackfillRoute | None = None
-    """The route of a stream that has one; None for a reader, which plans and estimates without it."""
+    """The stream's route. None if it has none, and for a reader, which plans and estimates without the route."""
     epoch: int = 0
-    """The last epoch that this run began."""
+    """The last epoch that this run began; 0 if none."""
     backfill_id: str = ""
     """The id of the last backfill that this run began or continued."""
 
@@ -115,12 +115,12 @@ class Backfill:
         return self.opened.spec
 
     def last(self) -> BackfillMarker | None:
-        """Return this request's backfill; None if the stream's last backfill was for another request."""
+        """Return the marker of this request's backfill; None if the stream's last backfill was for another request."""
         found = _last_backfill(self.opened)
         return found if found and found.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
-        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing.
+        """Find the missing records. Records that the open backfill `last` has staged are left out. Changes nothing.
 
         Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
         AdoptionRequired, TopicRecreated, KafkaUnavailable.
@@ -156,15 +156,18 @@ class Backfill:
         return left
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Whether `dedupe` drops every row that is read again, which requires that all rows have an event time."""
+        """Return whether `dedupe` would drop every row that is read again.
+
+        This requires that all rows have an event time.
+        """
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """Return the context for staging a chunk.
 
-        The chunk's dead letters stay out of the dead-letter table until publication, so the plan does not count them as
-        present.
+        The chunk's dead letters are not in the dead-letter table before the publication, so the plan must not count
+        them as present.
         """
         properties = executors_kafka_properties(self.spec, os.environ)
         context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
@@ -175,8 +178,8 @@ class Backfill:
     def publish(self) -> BackfillMarker | None:
         """Audit the staged records, and publish them unless the target is the branch.
 
-        Returns None if nothing was staged. Raises StaleBatch if the stream was reset or the table changed: the backfill
-        is then dropped, and begins again with the next run. Raises BackfillAbandoned if an operator abandoned the
+        Returns None if nothing was staged. Raises StaleBatch if the stream was reset or the table changed: the staged
+        records are then dropped, and the next run starts over. Raises BackfillAbandoned if an operator abandoned the
         backfill, and FrazilError if the audit fails.
         """
         self.check_wanted()
@@ -210,8 +213,9 @@ class Backfill:
         raise AssertionError
 
     def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises the same errors as
-        `BackfillCommitter.begin`.
+        """Begin the next epoch of the backfill, or a new backfill.
+
+        Raises the same errors as `BackfillCommitter.begin`.
         """
         continuing_id = last.id if last and last.is_open else None
         self.backfill_id = continuing_id or self.backfill_id
@@ -220,21 +224,22 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop the staged records, which can no longer be used. Raises the same errors as `check_wanted`."""
+        """Drop the staged records, because they have become unusable. Raises the same errors as `check_wanted`."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of this
-        run.
+        """Raise BackfillAbandoned if an operator abandoned this run's backfill.
+
+        Earlier attempts of the run count too.
         """
         last = _last_backfill(self.opened)
         check_not_abandoned(last, self.backfill_id)
         check_wanted(last, self.request.run)
 
     def check(self) -> None:
-        """Check, before Spark starts, that the stream can be backfilled. Raises the errors that `plan` would raise."""
+        """Check that the stream can be backfilled, before Spark starts. Raises some of the errors of `plan`."""
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
@@ -255,11 +260,13 @@ class Backfill:
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Tally the tables: rows on main, rows of open windows, rows of routed tables, and dead letters.
+        """Collect the offsets in the tables: rows on main, rows of open windows, rows of routed tables, and dead
+        letters.
 
-        Leaves out the rows of an upsert, because later records may have replaced them. A replay leaves out the dead
-        letters, because it reads them, and offsets that a former topic of the name had: rows there may be of other
-        records. Raises RouteBehind if a routed table cannot be read.
+        Rows of an upsert stream are left out, because later records may have replaced them. A replay leaves out two
+        more things. It leaves out the dead letters, because it reads them. It also leaves out offsets that a deleted
+        topic of the same name had, because rows there may be of other records. Raises RouteBehind if a routed table
+        cannot be read.
         """
         if self.request.dead_letters:
             claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
@@ -277,7 +284,10 @@ class Backfill:
     def _tally_routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> dict[Target, Tallies]:
-        """Tally the rows of routed tables, including those that wait. Raises RouteBehind if one cannot be read."""
+        """Collect the offsets of routed tables' rows, including waiting rows.
+
+        Raises RouteBehind if a table cannot be read.
+        """
         if marker.routed is None:
             return {}
         tables, named = self.opened.tables, {*self.spec.route.tables.values()} if self.spec.route else ()
@@ -292,7 +302,7 @@ class Backfill:
         return {one.renamed or one.target: one.rows for one in found}
 
     def _tally_dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
-        """Tally the dead-letter table; for a replay, without discarded dead letters."""
+        """Collect the offsets of the stream's dead letters. For a replay, discarded dead letters are left out."""
         requested = RowSelection(
             {topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name
         )
@@ -304,17 +314,19 @@ class Backfill:
 
     @property
     def _merges_records(self) -> bool:
-        """Whether records are merged into the table."""
+        """Whether the stream's records are merged into the table, not appended."""
         return merging_mode(self.spec) is not None
 
     @property
     def _by_dead_letters(self) -> bool:
-        """Whether the dead-letter table, instead of the stream's table, shows what a replay still has to land."""
+        """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
         return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
-        """Whether records that change no row are skipped: other events, and deletes whose value has no table."""
+        """Whether records may change no row, such as events without a row change, or deletes for route values without a
+        table.
+        """
         deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
@@ -329,7 +341,10 @@ class Backfill:
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Compare the staged records with main, the journals and the source."""
+        """Compare the staged records with main, the journals and the source. Raises FrazilError if the audit fails.
+
+        Raises StaleBatch if some of the records are in the tables by now.
+        """
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)
@@ -378,9 +393,10 @@ class Backfill:
         return _AuditResult(at, read_to=self._read_to(committer.backfill, marker))
 
     def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the stream's position if it must not move before the publication, because records delete rows.
+        """Return the stream's position if it must not change before the publication, because records delete rows; else
+        None.
 
-        Raises WriterBusy if records up to it are not staged.
+        Raises WriterBusy if some records before this position are not staged.
         """
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
@@ -389,7 +405,10 @@ class Backfill:
         return marker.offsets
 
     def _late_rows(self) -> dict[int, int]:
-        """Count the rows on the branch by window. Windows that were complete reopen, once each."""
+        """Count the rows on the branch by window start (us since 1970).
+
+        The publication reopens complete windows among these.
+        """
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))
         if head is None or self.spec.window is None:
@@ -415,7 +434,7 @@ def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source; with `read_only`, nothing is changed.
+    """Open the request's stream and source. With `read_only`, nothing is changed.
 
     Raises SpecError if the table or the files do not exist, the errors of `check_coordinates`, `check_request` and
     `check_not_ahead`, and, unless `read_only`, those of `BackfillRoute.open`.

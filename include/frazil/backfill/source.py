@@ -1,4 +1,4 @@
-"""Defines the source of a backfill's records, Kafka or files, with one protocol for both."""
+"""Defines one protocol for the two sources of a backfill's records: Kafka and files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from frazil.stream.plan import spread
 from frazil.table.object_store import FileInfo
 
 SAMPLE_POINTS = 8
-"""Number of points at which a sample is read, spread evenly over the missing offsets of each topic-partition."""
+"""Number of sample points, spread evenly over the missing offsets of each topic-partition."""
 MAX_SAMPLE_OFFSETS = 250
-"""Maximum number of offsets that a sample reads at one point of a topic-partition."""
+"""Maximum number of offsets that are read at one sample point of a topic-partition."""
 
 
 class RecordSource(Protocol):
-    """Records that a backfill reads, addressed by Kafka coordinates."""
+    """The records that a backfill can read, addressed by Kafka coordinates."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every record of a committed range in this source became a row or a dead letter."""
+        """Whether the source only has records of a committed range that became a row or a dead letter."""
         ...
 
     @property
@@ -41,9 +41,9 @@ class RecordSource(Protocol):
         ...
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return the topics that the records' offsets belong to, or `known` if the source cannot tell.
+        """Return the identity of the topics to which the offsets belong; `known` if the source does not know it.
 
-        Raises SpecError if the source changed after the backfill began.
+        Raises SpecError if the source has changed since the backfill began.
         """
         ...
 
@@ -55,7 +55,7 @@ class RecordSource(Protocol):
         ...
 
     def holding(self, spans: Spans) -> Spans:
-        """Return the spans that may have records."""
+        """Return the parts of the spans that may have records."""
         ...
 
     def max_records(self, spans: Spans) -> int:
@@ -63,7 +63,7 @@ class RecordSource(Protocol):
         ...
 
     def records(self, spans: Spans) -> Mapping[TopicPartition, BitMap64]:
-        """Return the records that the source has within the spans."""
+        """Return the offsets in these spans at which the source has a record."""
         ...
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
@@ -75,11 +75,11 @@ class RecordSource(Protocol):
         ...
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        """Return tasks that read a few records at several places of the spans."""
+        """Return tasks that read a few records at several points of the spans."""
         ...
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context with the settings that tasks need to read this source."""
+        """Return the context, with the settings that tasks need to read this source."""
         ...
 
 
@@ -114,7 +114,7 @@ class KafkaSource:
         return count_offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
-        """Read the offsets with a separate consumer."""
+        """Return the offsets in these spans at which Kafka has a record. Uses a separate consumer."""
         first = self.kafka.earliest(spans)
         ranges = {tp: (max(of[0][0], first[tp]), of[-1][1]) for tp, of in spans.items()}
         found = read_offsets(self.properties, ranges)
@@ -131,7 +131,7 @@ class KafkaSource:
         return [StageTask(index, offset_ranges(place)) for index, place in enumerate(places)]
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context unchanged: tasks resolve references in the Kafka properties where they run, as a writer's
+        """Return the context unchanged: tasks resolve references in the Kafka properties themselves, as a writer's
         tasks do.
         """
         return context
@@ -142,8 +142,9 @@ def offset_ranges(spans: Spans) -> tuple[OffsetRange, ...]:
 
 
 def _sample_span(spans: tuple[Span, ...], index: int) -> Span:
-    """Return a short span at the given sample point (from 0 to `SAMPLE_POINTS - 1`). Spans of sample points never
-    overlap.
+    """Return a short span at a sample point. `index` is from 0 to `SAMPLE_POINTS - 1`.
+
+    The spans of different sample points never overlap.
     """
     length = sum(end - start for start, end in spans)
     at, until = length * index // SAMPLE_POINTS, length * (index + 1) // SAMPLE_POINTS

@@ -1,4 +1,4 @@
-"""Runs a backfill on an engine: stages chunks of missing records, in the same way as the live stream."""
+"""Runs a backfill on an engine. Chunks of missing records are staged in the same way as the live stream's batches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish. Returns None if no record is missing. Calls `on_chunk` after each chunk.
+    """Stage, audit and publish a backfill. Returns None if no record is missing. Calls `on_chunk` after each chunk.
 
-    Starts over if the stream was reset, and stages the rest if the stream has read further.
+    Starts over if the stream was reset. Stages the remaining records if the stream has read further.
     """
     for attempt in range(MAX_ATTEMPTS):
         try:
@@ -42,18 +42,19 @@ def run(
 def stage(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage all missing records on the branch, one chunk at a time; returns None if no record is missing.
+    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing.
 
     Raises the errors of `Backfill.plan`, and:
 
-    - WriterBusy: another backfill is under way.
-    - Fenced: another run took this backfill over.
+    - WriterBusy: another backfill is open.
+    - Fenced: another run took over this backfill.
     - BackfillAbandoned: an operator abandoned the backfill.
     - StaleBatch: the staged records became unusable and were dropped.
-    - OffsetGap: retention deleted planned records.
+    - OffsetGap: Kafka's retention deleted planned records.
     """
     backfill.check_wanted()
-    # Must come first: a published backfill may not have committed its dead letters yet, which would seem missing.
+    # Must come first: the dead letters of a published backfill may not be committed yet, and would look like missing
+    # records.
     clear_ended(backfill.opened.tables)
     last = backfill.last()
     plan = None if last and last.is_open else backfill.plan()
@@ -89,7 +90,10 @@ def _chunks(
 
 
 def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
-    """Log each notice of the tasks once, such as a slower way of reading; `logged` has the notices logged before."""
+    """Log each notice of the tasks once, such as that a slower way of reading was used.
+
+    `logged` has the notices that were already logged; new ones are added to it.
+    """
     for notice in sorted({notice for result in results for notice in result.notices} - logged):
         log.warning("%s", notice)
         logged.add(notice)
@@ -98,7 +102,7 @@ def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
 def _chunk(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
-    """Stage one chunk, and then check that the source still has the topics that were planned for."""
+    """Stage one chunk, and then check that the source still has the planned topics."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(

@@ -1,7 +1,7 @@
-"""Operators' acceptances of rejected records, kept as one object in the stream's state folder.
+"""Stores an operator's acceptance of rejected records, as one object in the stream's state folder.
 
-An acceptance covers the rejected records before the topics' ends at the time of acceptance. Records rejected later
-count towards the circuit breaker again.
+An acceptance covers the records that were rejected before the topics' end offsets at the time of acceptance. Records
+rejected later count towards the circuit breaker again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets before which rejected records are accepted.
+    """Return the offset of each topic-partition before which rejected records are accepted.
 
-    Leaves out topics that were recreated since the acceptance.
+    Topics that were recreated since the acceptance are left out.
     """
     found = _read(tables)
     return keep_same_topics(found.offsets, found.source, source) if found else {}

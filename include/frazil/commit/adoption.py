@@ -56,9 +56,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def row_count(metadata: TableMetadata) -> int | None:
-    """Return the number of rows in main, from the summary of its newest snapshot; None if the summary has no row
-    count.
-    """
+    """Return the number of rows in main, from its newest snapshot's summary; None if the summary does not have it."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -67,9 +65,7 @@ def row_count(metadata: TableMetadata) -> int | None:
 def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Return the offsets up to which other streams of this table have read topics of this source, by stream and
-    topic.
-    """
+    """Return how far other streams of this table have read this source: next offsets by stream and topic."""
     found = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -86,8 +82,8 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream that had this name, or that has read topics of this source; None if no
-    such stream exists.
+    """Return the name of a forgotten stream that had this name or has read topics of this source; None if none
+    exists.
     """
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
@@ -96,7 +92,7 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the note of a forgotten stream as a table property; topics of the stream's earlier note are kept."""
+    """Return the table property that records that the stream was forgotten. Topics of an earlier note are kept."""
     marker = _try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -123,7 +119,7 @@ def _has_read(note: str, source: SourceIdentity) -> bool:
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """Return the topic ids in a note, by cluster."""
+    """Return the topic ids in a note: a mapping from cluster id to topic to topic id."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 
@@ -140,7 +136,9 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which a stream begins: after the records that other streams have read, else `starts`."""
+    """Return the offsets at which a stream begins: after the records that other streams have read, or else at
+    `starts`.
+    """
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
 

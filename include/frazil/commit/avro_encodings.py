@@ -51,7 +51,7 @@ class PreparedAvroFile(AvroOutputFile[D]):
     """
 
     def __init__(self, output_file: OutputFile, form: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
-        """Take the resolved encoding, and the header's metadata, which names the codec."""
+        """Store the encoding and the header metadata, which includes the compression codec."""
         self.output_file, self.file_schema, self.schema_name = output_file, form.file_schema, form.schema_name
         self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), form.writer
         self.metadata, self._schema_json = dict(metadata), form.schema_json

@@ -24,8 +24,9 @@ from frazil.host.processes import mark
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of runs (the most recent) that a backfill's marker records. If an operator clears an older run in
-Airflow, that run starts its request again.
+"""Maximum number of runs that a backfill's marker records; the most recent are kept.
+
+If an operator clears a run in Airflow that is no longer recorded, that run starts its backfill again.
 """
 
 
@@ -52,7 +53,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackfillMarker:
-    """A backfill's progress. Its chunks are keyed by the backfill's own epochs, one epoch for each run."""
+    """A backfill's progress. Its chunks are keyed by the backfill's own epochs; each run has its own epoch."""
 
     stream: str
     id: str
@@ -72,15 +73,13 @@ class BackfillMarker:
     worker: Worker | None = None
     """The process that began the current epoch; None if an earlier version began it."""
     runs: tuple[str, ...] = ()
-    """The last named runs that took part, such as Airflow's runs, the most recent at the end.
+    """The last named runs that took part, such as Airflow's runs, the most recent last.
 
     Earlier versions of frazil recorded no runs. If an operator abandons a backfill without recorded runs, a run that
     took part looks like a new run and starts the backfill once more. From then on the run's name is recorded.
     """
     abandoned_by: str = ""
-    """The operator who abandoned the backfill. Empty if the backfill was not abandoned, or was dropped by its own
-    run.
-    """
+    """The operator who abandoned the backfill. Empty if it was not abandoned, or if its own run abandoned it."""
     abandoned_runs: tuple[str, ...] = ()
     """The last runs of the stream whose backfill an operator abandoned. These runs do not start a backfill again."""
 
@@ -102,15 +101,16 @@ class BackfillMarker:
         return key.batch <= self.batches.get(key.epoch, 0)
 
     def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
-        """Return the backfill as it is when `run` begins a new epoch."""
+        """Return the marker at the start of a new epoch, which `run` owns."""
         runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(
             self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.this()
         )
 
     def abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the backfill as ended without publication: by the operator `by`, or, if `by` is None, by its own
-        run.
+        """Return the marker of an abandoned backfill.
+
+        `by` is the operator who abandoned it; None if its own run did.
         """
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
@@ -149,7 +149,7 @@ class BackfillMarker:
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the last `MAX_RUNS` runs, with the runs of `now` at the end."""
+    """Append the runs in `now` to the runs in `before`. Returns the last `MAX_RUNS` names, each once."""
     return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
 
 
@@ -158,7 +158,7 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the name of the backfill branch, which is the same in both tables.
+    """Return the name of the backfill branch, which is the same in the default table and the dead-letter table.
 
     A stream has only one such name, so two of its backfills cannot run at the same time.
     """
@@ -171,9 +171,7 @@ def staging_stream(stream: str, backfill_id: str) -> str:
 
 
 def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker | None:
-    """Return the marker of the stream's last backfill; None if the stream never had a backfill. Raises
-    `MarkerUnreadable`.
-    """
+    """Return the marker of the stream's last backfill; None if the stream never had one. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     if text is None:
         return None
@@ -189,10 +187,11 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return the backfill that only the default table has ended: routed tables may not have its rows.
+    """Return a backfill that has ended in the default table but not in the dead-letter table; None if there is none.
 
-    With `abandoned`, also return a backfill that was abandoned in the default table. No table gets the rows of such a
-    backfill, and the dead letters of a replay stay. Takes the properties of both tables.
+    Routed tables may not have the rows of such a backfill yet. With `abandoned`, a backfill that was abandoned in the
+    default table is returned too: no table gets its rows, and the dead letters of a replay stay. The arguments are the
+    properties of the two tables.
     """
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
@@ -201,7 +200,7 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Whether a routed table has the rows of a backfill.
+    """Return whether a routed table has the rows of a backfill.
 
     The table's properties name the last backfill that had rows for the table.
     """

@@ -1,8 +1,7 @@
-"""Reads and writes the objects of backfills next to a stream's journals: the journals of their chunks, and one record
-per published backfill.
+"""Reads and writes the objects of backfills next to a stream's journals: chunk journals and backfill records.
 
-For a backfill's rows, these objects serve as commit records: the audit reads them to learn which rows a table must
-have.
+Each published backfill has one record. For a backfill's rows, these objects replace commit records: the audit reads
+from them which rows a table must have.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ class BackfillRecord:
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     """The offsets whose records became rows; empty unless the backfill is a replay of dead letters."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """The part of `replayed` whose rows are in routed tables, by table."""
+    """The part of `replayed` whose rows are in routed tables: a mapping from table to offsets."""
 
     @property
     def selects(self) -> bool:
-        """Whether the backfill took only some records of its ranges: those with the requested event times, or those in
-        the requested files.
+        """Whether the backfill read only some records of its offset ranges: records with the requested event times, or
+        in the requested files.
         """
         return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
@@ -126,7 +125,7 @@ def chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
 
 
 def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
-    """Return the topic ids of the records in a backfill's chunks."""
+    """Return the topic ids that the source of a backfill's chunks had, by topic."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
@@ -135,8 +134,8 @@ def published_records(
 ) -> Iterator[BackfillRecord]:
     """Yield the records of published backfills.
 
-    With `window`, yields only backfills whose snapshot, in the history of main, was committed in that period. Leaves
-    out the record of a backfill that is not yet marked as published.
+    With `window`, yields only backfills whose snapshot on main was committed in that period. A backfill that is not yet
+    marked as published is left out.
     """
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None

@@ -1,8 +1,8 @@
-"""Removes a frazil branch and its snapshots in one update, then deletes the manifests that only those snapshots used.
+"""Removes a frazil branch and its snapshots in one update, then deletes the manifests that only these snapshots used.
 
-If a snapshot of the branch stayed in the metadata, it would belong to no branch, but would record that it added files
-that main now has. Iceberg's incremental clean-up (up to version 1.9, for tables with one branch) would delete these
-files together with the snapshot.
+If a snapshot of the branch stayed in the metadata, it would belong to no branch, but its summary would count added
+files that main now has. Iceberg's incremental clean-up (up to version 1.9, for tables with one branch) would delete
+these files together with the snapshot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.table.tables import may_delete_files
 
 @dataclass(slots=True)
 class BranchEnd:
-    """Removes a branch in the rounds of one swap, then deletes the manifests that only the branch used."""
+    """Removes a branch in a swap, then deletes the manifests that only this branch used."""
 
     branch: str
     removes_too: Callable[[Snapshot], bool] = lambda _: False
@@ -39,7 +39,10 @@ class BranchEnd:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return updates that remove the branch, and those of its snapshots that no other branch or tag reaches."""
+        """Return the updates that remove the branch and its snapshots.
+
+        Snapshots that another branch or tag has are kept.
+        """
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -71,7 +74,9 @@ class BranchEnd:
 
 
 def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
-    """Return the requirement that the branch is unchanged, or that it still does not exist."""
+    """Return the commit requirement that the branch is unchanged; if it does not exist, that it still does not
+    exist.
+    """
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
 

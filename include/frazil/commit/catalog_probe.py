@@ -1,9 +1,9 @@
 """Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on features that some catalogs lack without reporting it. The catalog must keep the snapshot history and
-table properties, and it must refuse a commit whose base has changed. A commit to a branch must leave main unchanged. A
-stream also relies on the storage for conditional puts. The probe commits empty snapshots to a table and checks the
-results.
+A stream relies on features that some catalogs do not have, and whose absence they do not report. The catalog must keep
+the snapshot history and table properties, and must refuse a commit whose base has changed. A commit to a branch must
+leave main unchanged. The storage must support conditional puts. The probe commits empty snapshots to a test table and
+checks the results.
 
 The probe runs before a stream's first take-over. Later, the stream's marker proves that the catalog can hold the
 stream. Each host records the catalogs that passed, so that the first starts of many streams do not repeat the probe.
@@ -84,9 +84,8 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
     """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
 
-    Creates a table in the namespace of the stream's table (and the namespace, if it is missing), and removes both
-    again. Also removes the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable,
-    CommitRefused, SpecError.
+    Creates a test table in the namespace of the stream's table, and the namespace if it is missing. Removes both again,
+    and the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable, CommitRefused, SpecError.
     """
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
@@ -122,7 +121,10 @@ class _Probe:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """Load the table from the catalog, as a reader does, rather than trust the commit's answer."""
+        """Load the table from the catalog, as a reader does.
+
+        The commit's response may not show what the catalog stored.
+        """
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: Prepared, second: Prepared) -> None:
@@ -137,7 +139,7 @@ class _Probe:
             self.found.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: Prepared) -> None:
-        """Commit again from the base of the second commit, although the table has moved on from that base."""
+        """Attempt another commit from the base of the second commit, although the table has changed since that base."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         refused = False
         try:
@@ -174,8 +176,9 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Yield a sentence for each operation that journals need and the storage does not support: conditional put, list
-    and delete. Tries each operation on one object in the table's data folder.
+    """Yield a sentence for each operation that journals need and the storage does not support.
+
+    Tries a conditional put, a listing and a deletion of one object in the table's data folder.
     """
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
@@ -193,7 +196,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """Return the namespace. A missing namespace is created, and dropped after the probe."""
+    """Yield the namespace. If it is missing, it is created, and dropped after the probe."""
     created = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -225,16 +228,16 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
 
 
 def _probe_folder(location: str) -> str:
-    """Return a folder for the probe's table in the stream's own location.
+    """Return a folder for the probe's table below the stream's declared location.
 
-    Permissions may end at that location, and listings skip the folder.
+    frazil may not have permissions outside of that location. Listings skip the folder.
     """
     return f"{location.rstrip('/')}/{STATE}/_probe"
 
 
 @contextmanager
 def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
-    """Remove the empty folders that a probe leaves in a local warehouse.
+    """After the block, remove the empty folders that a probe left in a local warehouse.
 
     Only for use while no writer is starting: a writer that creates its table at that moment could lose its folders.
     """
@@ -278,7 +281,7 @@ def _remove(catalog: Catalog, table: Table) -> None:
 
 
 def _best_effort(purpose: str, action: Callable[[], object]) -> None:
-    """Run an action. Only log its error."""
+    """Run an action that may fail. An error is only logged; `purpose` completes the sentence in the log."""
     try:
         action()
     except Exception as error:
@@ -286,8 +289,9 @@ def _best_effort(purpose: str, action: Callable[[], object]) -> None:
 
 
 def _record(config: CatalogConfig) -> Path:
-    """Return the file that records on this host that the catalog passed; named by the catalog's address without
-    credentials.
+    """Return the path of the file that records on this host that the catalog passed.
+
+    The file's name is a hash of the catalog's address, without credentials.
     """
     key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"

@@ -1,5 +1,4 @@
-"""The only committer of a stream: take-overs, dead letters and batches, each a compare-and-swap that includes the
-marker.
+"""The only committer of a stream: take-overs, dead letters and batches. Each commit swaps in the marker too.
 
 The committer relies on four facts. (1) A marker changes only in one update with a snapshot on main. (2) Each epoch
 belongs to one process. (3) A journal is complete before its commit. (4) Staged files never change. The committer relies
@@ -72,14 +71,14 @@ class Committer:
         after: int | None = None,
         following: Callable[[Marker], Followers] | None = None,
     ) -> Committer:
-        """Begin the next epoch. Once its marker has landed, no commit of an earlier epoch can land in either table.
+        """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table.
 
         A process takes over from another process only once. After that, the process continues only its own last epoch,
         `after`, and raises `Fenced` if a later epoch exists: a writer that was replaced must not replace its successor.
 
-        `initial` gives the first offsets of a stream without a marker. The first epoch of such a stream is above every
-        epoch that ever staged a file here, because the stream may have been forgotten. Raises `RolledBack`,
-        `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
+        `initial` returns the first offsets of a stream without a marker. The first epoch of such a stream is above
+        every epoch that ever staged a file here, because the stream may have been forgotten. `following` returns the
+        routed tables for a marker. Raises `RolledBack`, `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
@@ -101,8 +100,9 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too; otherwise a suspended writer could commit files that frazil
-        discards.
+        """Write the epoch to the dead-letter table too.
+
+        Otherwise a suspended writer of an earlier epoch could still commit files there that frazil has discarded.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
@@ -131,9 +131,10 @@ class Committer:
     def commit(self, journal: Journal) -> Marker:
         """Commit the batch's dead letters and then its rows, or both in one step.
 
-        Returns the marker after the batch, even if the batch had landed before. Checks the main table before the dead
-        letters land, so that dead letters of a stale or committed batch never land. Raises `Fenced`, `RolledBack`,
-        `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`.
+        Returns the marker after the batch, even if the batch was already committed. The main table is checked before
+        the dead letters are committed, so dead letters of a stale or already committed batch never land. Raises
+        `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
+        `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
         merge = prepare_merge(self._tables, journal, files)
@@ -173,14 +174,20 @@ class Committer:
         return committed
 
     def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Record in the marker the last batch that all routed tables have, from the stream's first routed batch on."""
+        """Store in the marker the last batch that all routed tables have.
+
+        Starts with the stream's first routed batch.
+        """
         if before.routed is None and not journal.routed:
             return marker
         complete = self.followers.complete_through if self.followers else before.routed or before.settled
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
-        """Move the rows that an earlier declaration kept on the stream's open branch to main."""
+        """Move the rows on the stream's open branch to main.
+
+        An earlier declaration kept them there (`commit.align`).
+        """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -197,10 +204,10 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of the dead letters.
+        """Return the commit of the batch's dead letters.
 
-        A batch without dead letters still checks the dead-letter table, because staging left out records that were dead
-        letters already.
+        A batch without dead letters still checks the dead-letter table: staging left out records that were already dead
+        letters.
         """
         files = journal.staged_for("dead-letters")
 
@@ -229,9 +236,10 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets in each partition in which the marker is before them.
+        """Move the marker to Kafka's first available offset in each topic-partition where the marker is before it.
 
-        Commits an empty snapshot whose summary describes the records `lost`. Raises the same errors as `commit`.
+        Commits an empty snapshot whose summary has the text `lost`, which describes the lost records. Raises the same
+        errors as `commit`.
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -249,11 +257,10 @@ class Committer:
         return commit_marker(self._tables, self._tables.main, decide, summary=summary)
 
     def existing_dead_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Return the offsets, from the marker's position on, whose records are already dead letters, as serialised
-        `BitMap64`s.
+        """Return the offsets of records, from the marker's position on, that are already dead letters.
 
-        Reads the dead-letter table once: after the take-over only this epoch's commits change the table, and only
-        at offsets before the marker's position.
+        The offsets are serialised `BitMap64`s. Reads the dead-letter table only once: after the take-over, only this
+        epoch's commits change that table, and only at offsets before the marker's position.
         """
         if self._existing is None:
             table = self._tables.dead_letters.current()
@@ -265,7 +272,9 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the key of the batch with the newest dead letters in the dead-letter table."""
+        """Return the key of the batch that last added dead letters to the dead-letter table; `NO_DEAD_LETTERS` without
+        one.
+        """
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 
@@ -300,7 +309,7 @@ def advance(marker: Marker, journal: Journal) -> Marker:
     for p in journal.progress:
         if p.max_event_time_us is not None:
             newest[p.topic_partition] = max(p.max_event_time_us, newest.get(p.topic_partition, p.max_event_time_us))
-    # New partitions without a record are known from here on, and hold the watermark back.
+    # New partitions without a record are known from now on, and hold the watermark back.
     offsets = {**journal.offsets_after, **marker.offsets, **ends}
     # Idleness and leader epochs do not hold for partitions that a reset has moved since the batch was planned.
     planned = {tp for tp, offset in offsets.items() if journal.offsets_after.get(tp) == offset}

@@ -1,12 +1,12 @@
-"""Finds a consistent snapshot set: one snapshot for each table of one or more streams, chosen by their commits.
+"""Finds a consistent snapshot set ("cut"): one snapshot for each table of one or more streams.
 
 Within one stream, the set ends at a batch. The dead-letter table and the routed tables have only batches that the
-default table's snapshot has. A batch is left out of the set if a routed table does not have it, or received it in one
-snapshot together with later batches that are left out. If the default table's snapshot is older than the publication of
-a backfill or replay, no table of the set has the rows of that backfill or replay.
+default table's snapshot also has. A batch is left out of the set if a routed table does not have it. It is also left
+out if a routed table received it in one snapshot together with later batches that are left out. If the default table's
+snapshot is older than the publication of a backfill or replay, no table of the set has its rows.
 
-For several streams, the set ends at a watermark: the newest watermark that all the streams had. Each table is taken at
-its newest snapshot at or below that watermark.
+For several streams, the set ends at a watermark: the newest watermark that all the streams had reached. Each table is
+taken at its newest snapshot at or before that watermark.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class CutTable:
     """The table's snapshot; None if the table had no snapshot at that time."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
-    """The last batch (epoch-batch) of each stream in the snapshot, if the table's history shows that batch."""
+    """The last batch ("epoch-batch") of each stream in the snapshot. Has only streams with a batch in the unexpired
+    history.
+    """
     watermarks_ms: Mapping[str, int]
     metadata_location: str = ""
 
@@ -105,19 +107,20 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot, from index `begin` on, whose history has none of the stream's
-        excluded commits.
+        """Return the index of the newest snapshot without excluded commits of the stream in its history.
+
+        `begin` is the lowest index to return.
         """
         return self._require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def index_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot whose history has none of the snapshots that are left out."""
+        """Return the index of the newest snapshot whose history has no snapshot that is left out."""
         return self._require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
     def _require_unexpired(self, index: int) -> int:
         """Return the index. Raises FrazilError if the snapshot at that index has expired.
 
-        An index after the table's first snapshot is valid: the table had no snapshot then.
+        An index one past the table's first snapshot is valid: it means that the table had no snapshot yet.
         """
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
@@ -130,7 +133,7 @@ class _MainHistory:
 
 
 def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """Return the newest snapshot set, or the snapshot set at the time `at_ms`.
+    """Return the newest snapshot set, or the one at the time `at_ms` (milliseconds since 1970).
 
     `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the set, or if one
     of several streams has no watermark. Raises RolledBack if a table has lost commits of a stream.
@@ -197,10 +200,10 @@ def _first_excluded_batch(history: CutStream, lines: Mapping[str, _MainHistory],
 def _settled_index(
     history: CutStream, lines: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot, and a filter for the other tables' snapshots.
+    """Return the index of the default table's snapshot, and a predicate for the other tables' snapshots.
 
-    The filter selects snapshots to leave out: batches and publications later than the default table's snapshot. If
-    another table got a batch only after a snapshot that it leaves out, the set ends before that batch.
+    The predicate selects snapshots to leave out: batches and publications later than the default table's snapshot. If
+    another table received a batch only after such a publication, the set ends before that batch.
     """
     line, end = lines[history.main], _first_excluded_batch(history, lines, main)
     while True:
@@ -235,9 +238,9 @@ def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 
 
 def _follower_index(line: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the index of the newest snapshot whose history has none of the snapshots that are left out.
+    """Return the index of the newest snapshot whose history has no snapshot that is left out.
 
-    This snapshot may be newer than `at_ms` only if it has rows of the stream.
+    A snapshot newer than `at_ms` is returned only if it has rows of the stream.
     """
     index = line.index_without(is_left_out)
     # Later changes by others (a compaction) are left out, as in the default table.
@@ -286,14 +289,12 @@ def _batch(snapshot: Snapshot) -> BatchKey | None:
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
-    """Return the id of the backfill or replay whose rows a snapshot added to the table; None for other snapshots."""
+    """Return the id of the backfill or replay whose rows a snapshot added; None for other snapshots."""
     return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the first batch of a routed table's snapshot that has the rows of several batches; None for other
-    snapshots.
-    """
+    """Return the first batch of a routed table's snapshot that added several batches; None for other snapshots."""
     record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
     return parse_key(record) if record else None
 
@@ -354,7 +355,7 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
 
 
 def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
-    """Remove a tag of `set_tag`, and return whether the tag existed. The snapshot then expires like any other."""
+    """Remove a tag that `set_tag` created, so that the snapshot may expire. Returns whether the tag existed."""
     tag = TAG + name
     found = False
 

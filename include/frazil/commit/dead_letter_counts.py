@@ -1,7 +1,7 @@
 """Counts the dead letters that a commit adds or removes, by error class and hour of rejection.
 
-The snapshot's summary has these counts. From them, readers learn how many recent dead letters remain after a replay or
-a discard, without reading the dead letters.
+The counts are in the snapshot's summary. Readers add them up to show how many recent dead letters remain after a replay
+or a discard, without reading the dead letters.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SPAN = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 RECENT_MS = timedelta(days=1) // timedelta(milliseconds=1)
 SPANS = (1, 4, 12)
-"""Numbers of hours that may be counted together, under the first hour, to shorten a summary. Each number divides the
-next.
-"""
+"""Bucket sizes in hours. A summary that is too long uses the next larger size. Each size divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
-"""The change of the number of dead letters, by error class and hour of rejection (in hours since 1970)."""
+"""How many dead letters were added (or removed, if negative), by error class and hour of rejection (hours since
+1970).
+"""
 
 
 class Changes(NamedTuple):
@@ -35,7 +35,7 @@ class Changes(NamedTuple):
 
     by: Counts
     span: int
-    """Number of hours that are counted together, under the first hour."""
+    """Bucket size in hours. A bucket's count is stored under its first hour."""
 
 
 NO_CHANGES = Changes({}, SPANS[0])
@@ -44,8 +44,8 @@ NO_CHANGES = Changes({}, SPANS[0])
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
-    Starts at the beginning of the longest span (12 hours) in which the last day began, because other commits may report
-    their counts by that span.
+    Starts at the beginning of the 12-hour bucket that contains the time 24 hours ago, because other commits may report
+    their counts in such buckets.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
@@ -57,7 +57,7 @@ def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
 
 
 def dead_letter_summary(changed: Counts) -> dict[str, str]:
-    """Return the entries with the counts for a snapshot's summary; empty if the counts are too long for a summary."""
+    """Return the summary entries with the counts; empty if the counts are too long for a summary."""
     for span in SPANS:
         found: dict[str, dict[int, int]] = {}
         for (name, hour), more in sum_by_span(changed, span).items():
@@ -70,9 +70,7 @@ def dead_letter_summary(changed: Counts) -> dict[str, str]:
 
 
 def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
-    """Parse the entries of `dead_letter_summary`. Return no counts for the summary of an earlier version or of another
-    program.
-    """
+    """Parse the entries of `dead_letter_summary`; no counts for a summary of an earlier version or another program."""
     try:
         found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
         by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
@@ -82,7 +80,7 @@ def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
 
 
 def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
-    """Sum the counts of each span's hours under the span's first hour."""
+    """Sum the counts in buckets of `span` hours; each sum is stored under the bucket's first hour."""
     summed = Counter[tuple[str, int]]()
     for (name, hour), more in changed.items():
         summed[name, span_start(hour, span)] += more
@@ -90,5 +88,5 @@ def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
 
 
 def span_start(hour: int, span: int) -> int:
-    """Return the first hour of the span that contains an hour."""
+    """Return the first hour of the bucket that contains `hour`."""
     return hour - hour % span

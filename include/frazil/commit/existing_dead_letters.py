@@ -1,7 +1,7 @@
-"""Finds, by reading the dead-letter table, records that will be read again and are dead letters already.
+"""Reads the dead-letter table to find records that are already dead letters and will be read from Kafka again.
 
-Whether a record is rejected depends on the current schema. A record that is a dead letter stays a dead letter: staging
-writes the record to neither table again, even if the schema now accepts it.
+Whether a record is rejected depends on the current schema. But a dead letter stays a dead letter: even if the schema
+now accepts such a record, staging does not write it again to either table.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from frazil.table.landed_offsets import RowSelection, tally_rows
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets, from a stream's position on, whose records are dead letters already.
+    """Return the offsets of records, from a stream's position on, that are already dead letters.
 
     Reads the dead-letter table only if its own marker, `dead_letters`, is ahead of the stream's marker: after a reset,
-    or when only the main table is missing a batch. In a truncated log, one offset belongs to two records, so dead
-    letters at these offsets do not count.
+    or when only the main table is missing a batch. If a log was truncated, two records have had the same offset, so
+    dead letters at such offsets are left out.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
@@ -32,7 +32,7 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets below which all dead letters of these topics lie, for a dead-letter table without a marker.
+    """Return each topic-partition's offset after its last dead letter, for a dead-letter table without a marker.
 
     Reads the coordinates of all dead letters in the table.
     """

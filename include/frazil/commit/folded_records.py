@@ -1,7 +1,7 @@
-"""Stores about a thousand commit records in one immutable object ("folded"), so that a stream keeps few objects.
+"""Stores about a thousand commit records in one immutable object ("folded"), so that a stream has few objects.
 
 A journal is a separate object while its batch is undecided, because the journal's key fences the batch. Once later
-batches are committed, only audits and resets read the journal. The journal is then folded with its neighbours into
+batches are committed, only audits and resets read the journal. It is then folded: its neighbours and it are written to
 `<state>/records/<first>_<last>.jsonl.gz`. The first line of this object has the format and the keys; the unchanged
 journals follow, in order.
 
@@ -39,7 +39,7 @@ Records = dict[BatchKey, bytes]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """An object of folded records, as described by the object's name."""
+    """An object of folded records; the fields are parsed from its name."""
 
     first: BatchKey
     last: BatchKey
@@ -103,8 +103,9 @@ class FoldedRecords:
         return self._last[1]
 
     def write(self, records: Records) -> bool:
-        """Write the records, given in key order, as one object. Returns False if an object of that name has other
-        records.
+        """Write the records, which must be in key order, as one object.
+
+        Returns False if an object with this name already has other records.
         """
         path = self._path(records)
         self._store.put_if_absent(path, _pack(records))
@@ -127,7 +128,7 @@ def _key_text(key: BatchKey) -> str:
 def _pack(records: Records) -> bytes:
     head = {"format": FORMAT_VERSION, "keys": list(records)}
     lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
-    # Without a time, so that equal records give equal bytes.
+    # No timestamp, so that equal records produce equal bytes.
     return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
 
 

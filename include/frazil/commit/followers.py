@@ -1,8 +1,8 @@
-"""Commits the files of routed tables. Routed tables follow the default table, whose commit decides each batch.
+"""Commits the files of routed tables ("followers"), after the default table's commit has decided each batch.
 
 Committing to a routed table therefore needs no epoch. The routed table's own marker records its progress: the table has
-the batches up to `settled`, and later journals that name files of this table wait. Every writer, even a suspended one,
-commits the same files in the same order, each file once.
+the batches up to `settled`; files for this table in later journals are not committed yet. Every writer, even a
+suspended one, commits the same files in the same order, each file once.
 """
 
 from __future__ import annotations
@@ -54,29 +54,27 @@ NO_BATCH = BatchKey(0, 0)
 MAX_PARALLEL_COMMITS = 16
 """Maximum number of tables committed to in parallel."""
 MAX_PARALLEL_MERGES = 64
-"""Maximum number of tables committed to in parallel if their merges share the engine's jobs, because the threads mostly
-wait.
-"""
+"""Maximum number of tables committed to in parallel if they merge: the threads mostly wait for the engine's jobs."""
 RETRY_TIMEOUT_S = 30.0
 """Timeout for retrying the commit to one table while the other tables wait."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
 """Timeout for retrying the commit to a table whose last commit failed."""
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""Time after a journal's creation in which the routed table's commit may still be under way. The default table commits
-first.
+"""How long after a journal's creation a routed table's commit may still be in progress, in milliseconds. The default
+table commits first.
 """
 CreateTable = Callable[[Target, Sequence[Journal]], None]
-"""Creates or loads a table, and writes its first marker. The table's rows of these batches wait in files next to the
-default table.
+"""Creates or loads a table, and writes its first marker. Until then, the table's rows of these batches wait in files
+next to the default table.
 """
 
 
 class _TableRecreated(CommitUnavailable):
-    """A table was recreated under its name after files had been prepared for it."""
+    """Raised if a table was recreated under its name after files had been prepared for it."""
 
 
 class Gone(StrEnum):
-    """What happened to a table that the route had: the table was dropped or renamed."""
+    """Why a table of the route is no longer in the catalog under its name: it was dropped or renamed."""
 
     MISSING = "missing"
     REPLACED = "another table"
@@ -94,7 +92,7 @@ class Behind:
     rows: int
     reason: str
     backfill: str | None = None
-    """The backfill or replay whose rows these are, in `batches` chunks; None for rows of batches."""
+    """The id of the backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing and no error is known. The writer commits that batch
     next.
@@ -120,7 +118,7 @@ class Behind:
 class _Failure:
     reason: str
     missing: Sequence[Journal]
-    """The batches whose rows wait; empty for a table that was dropped when it had all rows."""
+    """The batches whose rows the table is missing; empty for a table that had all rows when it was dropped."""
 
 
 @dataclass(slots=True)
@@ -129,7 +127,7 @@ class Followers:
 
     tables: StreamTables
     through: BatchKey
-    """All routed tables have all batches up to this batch, except the batches in `waiting`."""
+    """All routed tables have all batches up to this one, except the batches in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
     behind: dict[Target, Behind] = field(default_factory=dict)
@@ -137,14 +135,16 @@ class Followers:
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
-    """Merges that a table refused, by its UUID: the next attempt commits the files that they have written."""
+    """Merges that a table refused, by table and table UUID. The next attempt commits the files that they have
+    written.
+    """
     make: CreateTable | None = None
     """Creates missing tables; None for readers, which do not create tables."""
     epoch: int = 0
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
-    """Whether batches are committed to the routed tables atomically with the default table, or the set of tables for
-    which this holds.
+    """The routed tables that are committed in one step with the default table: all (True), none (False), or this
+    set.
     """
 
     @classmethod
@@ -156,7 +156,7 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Find the batches that earlier writers left uncommitted.
+        """Load the batches that earlier writers did not commit to the routed tables.
 
         Uses the default table's marker and the journals after the marker's `routed`. `atomic` is the declared setting;
         it applies only if the catalog can commit to several tables in one step.
@@ -175,7 +175,7 @@ class Followers:
 
     @property
     def complete_through(self) -> BatchKey:
-        """Return the last batch up to which all tables have all batches."""
+        """Return the last batch that all tables have, together with all earlier batches."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
@@ -215,9 +215,9 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the commits of a batch to its `atomic` tables, for one step with the default table's commit.
+        """Return the commits of a batch to its atomic tables, which are committed in one step with the default table.
 
-        Commits rows of earlier batches first. Raises `CommitUnavailable` while one of these tables is behind.
+        Commits waiting rows of earlier batches first. Raises `CommitUnavailable` while one of these tables is behind.
         """
         if self.atomic is False:
             return ()
@@ -237,7 +237,7 @@ class Followers:
         )
 
     def _try_commit(self, target: Target) -> _Failure | None:
-        """Commit the waiting batches to one table; returns the failure, or None."""
+        """Commit the waiting batches to one table. Returns the failure; None if the commit succeeded."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
@@ -269,10 +269,10 @@ class Followers:
         return None
 
     def _failure(self, target: Target, error: Exception) -> _Failure:
-        """Return the failure with the batches that the table is missing.
+        """Return the failure, with the batches that the table is missing.
 
-        A table that was dropped may have had some of an earlier writer's batches. Any other table may be missing all
-        waiting batches.
+        If the table was dropped, it may already have had some of an earlier writer's batches; these are left out. Any
+        other table may be missing all waiting batches.
         """
         missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
@@ -292,9 +292,9 @@ class Followers:
             self.make(target, journals)
 
     def _files(self, target: Target, journals: Sequence[Journal], *, create: bool = False) -> tuple[StagedFile, ...]:
-        """Return the files of these journals for a table.
+        """Return the files of these journals that belong to one table.
 
-        Rows that wait in files next to the default table are rewritten as files of this table.
+        Rows that wait in files next to the default table are first rewritten as files of this table.
         """
         if create:
             self._create_if_waiting(target, journals)
@@ -312,9 +312,7 @@ def _row_count(journals: Iterable[Journal], target: Target) -> int:
 
 
 def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
-    """Yield the journals of batches that the default table has but that some routed table may not have, newest
-    first.
-    """
+    """Yield the journals of batches that the default table has and some routed table may not have, newest first."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.records(newest_first=True):
         if marker.routed is not None and journal.key <= marker.routed:
@@ -340,11 +338,11 @@ def commit_missing_batches(  # noqa: PLR0913 - the place and the contents of a c
     retry_policy: RetryPolicy,
     merges: dict[UUID, MergeWriter],
 ) -> Marker:
-    """Commit those files of these journals that a table does not have yet, in order.
+    """Commit the files of these journals that a table does not have yet, in order.
 
-    Rows of several batches form one snapshot. Merged batches get one snapshot each, because each batch is merged into
-    the result of the batch before. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and
-    the storage's errors.
+    Appended batches are committed as one snapshot. Each merged batch gets its own snapshot, because it is merged into
+    the result of the previous batch. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`,
+    and the storage's errors.
     """
     while True:
         table = handle.current()
@@ -368,7 +366,10 @@ def _make_commit(  # noqa: PLR0913 - the place and the contents of a commit
     target: Target,
     merges: dict[UUID, MergeWriter],
 ) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files` to a table. `merges` has the last one, if the table refused it."""
+    """Return the commit of these journals' `files` to a table.
+
+    `merges` has the last merge that the table refused, if any.
+    """
     prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -421,9 +422,9 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Check a routed table's ancestry.
+    """Check that a routed table still has the marker's snapshot in its history.
 
-    Raises RolledBack with advice for this table, because `frazil reset` concerns the default table.
+    Raises RolledBack with advice for this table, because `frazil reset` only resets the default table.
     """
     try:
         check_ancestry(metadata, marker, table=table)
@@ -438,8 +439,7 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Check that the files of batches that the table does not have yet exist: a table must never reference a missing
-    file.
+    """Check that the files of uncommitted batches exist, because a table must never reference a missing file.
 
     Files of batches that the table has may be missing: a compaction replaced them, or the table was dropped and
     recreated.

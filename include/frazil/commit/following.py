@@ -1,4 +1,6 @@
-"""Writes a routed table's first marker, or discards the rows that wait for a table so that its commits can continue."""
+"""Writes a routed table's first marker, or discards the rows that wait for a routed table so that its commits
+resume.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ def write_first_marker(
 ) -> None:
     """Write a table's first marker, before any file is staged for the table.
 
-    The marker covers all batches of the default table, because no earlier batch has rows for this table. With `before`,
-    it covers the batches before that batch, whose rows are the first that wait for the table.
+    The marker covers all batches of the default table, because no earlier batch has rows for this table. If rows
+    already wait for the table, `before` is the first batch that has such rows; the marker then only covers earlier
+    batches.
     """
     first = _up_to_date_marker(default_marker)
     if before is not None:
@@ -44,11 +47,11 @@ def write_first_marker(
 
 
 def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Let a table continue as it is: discard its waiting rows of the default table's batches.
+    """Discard a table's waiting rows of the default table's batches, so that commits to the table resume.
 
-    `default_marker` names the last of these batches. Accepts a rollback of the table, and batches in the table that the
-    default table does not have. Safe while a writer runs: batches that the writer commits in the meantime stay. Raises
-    the same errors as `swap`.
+    `default_marker` names the last of these batches. Accepts that the table was rolled back, or has batches that the
+    default table does not have. Safe while a writer runs: batches that it commits in the meantime stay. Raises the same
+    errors as `swap`.
     """
 
     def decide(table: Table) -> Marker:
@@ -65,14 +68,15 @@ def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> Non
 
 
 def give_up_waiting_rows(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard the rows that wait for a missing table. If the table is created later, it begins with later batches."""
+    """Discard the rows that wait for a missing table. If the table is created later, it only gets later batches."""
     note = load_note(tables, target) or Note(target, None, "the rows for this table were discarded")
     write_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Whether a table has batches that the default table does not have, because the default table was recreated or
-    forgotten.
+    """Return whether a table has batches that the default table does not have.
+
+    This happens if the default table was recreated, or its stream was forgotten.
     """
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 

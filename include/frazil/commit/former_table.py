@@ -1,7 +1,8 @@
-"""Recognises a stream whose table was dropped or renamed, also if another table has its name now.
+"""Detects that a stream's table was dropped or renamed, even if another table now has its name.
 
-The trace is the marker in the dead-letter table, which records the stream's own table. A writer writes that marker
-after the own table's marker, and `frazil forget` removes it last. Without the dead-letter table, nothing can be known.
+The marker in the dead-letter table shows it, because it records the stream's own table. A writer writes that marker
+after the own table's marker, and `frazil forget` removes it last. Without the dead-letter table, nothing can be
+detected.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from frazil.table.storage import open_store
 
 
 def check_own_table(spec: StreamSpec, table: Table | None) -> None:
-    """Raise TableLost if the catalog no longer has the stream's own table under its name: see `lost_or_replaced`."""
+    """Raise TableLost if the stream's own table is no longer in the catalog under its name: see `lost_or_replaced`."""
     if lost := lost_or_replaced(spec, table):
         raise TableLost(f"stream {spec.name!r}: {lost}")
 
 
 def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return why the catalog no longer has the stream's own table under its name, as a sentence; None if it has the
-    table, or if the stream has not begun.
+    """Return a sentence that says why the stream's own table is no longer in the catalog under its name.
 
-    `table` is the table that has the name now. Raises the errors of catalog and storage.
+    Returns None if the table is in the catalog, or if the stream has never started. `table` is the table that has the
+    name now, if any. Raises the errors of catalog and storage.
     """
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
@@ -49,7 +50,10 @@ def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
 
 
 def _wrote(spec: StreamSpec, marker: Marker) -> bool:
-    """Whether the stream wrote a table of the declared name. Markers of earlier versions do not name the table."""
+    """Return whether the stream wrote a table of the declared name.
+
+    Markers of earlier versions do not record the table.
+    """
     if marker.own_table is None:
         return spec.dead_letters.table is None
     return marker.own_table.name == spec.table.identifier

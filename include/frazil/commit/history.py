@@ -1,4 +1,4 @@
-"""Reads a stream's commits from a branch's history, newest first, and the position that the table has reached."""
+"""Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys of skipped ranges and published backfills. No commit record has the time of these events."""
+"""Summary keys of skipped ranges and published backfills. No commit record contains the time of these events."""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
     "dropped",
 )
-"""Outcomes of a record: the result of a merge, a repeat that is dropped, or an event that changes no row."""
+"""Possible outcomes of a record: the result of a merge, a dropped repeat, or an event that changes no row."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
@@ -67,8 +67,9 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when an operator last reset or adopted the stream; None if a writer has taken over since, or without
-    such a change in the branch's history.
+    """Return when an operator last reset or adopted the stream (ms since 1970).
+
+    Returns None if a writer has taken over since, or if the branch's history shows no such change.
     """
     summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
     newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
@@ -76,7 +77,10 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the ranges that a stream with `on-gap: skip` lost to retention, newest first, each with its snapshot."""
+    """Yield the offset ranges that a stream with `on-gap: skip` lost because Kafka had deleted them, newest first.
+
+    Each range is described in a text, and comes with its snapshot.
+    """
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -85,10 +89,10 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the branch's newest batch, whose `offsets_after` is the table's position.
+    """Return the commit record of the stream's newest batch on main. Its `offsets_after` is the table's position.
 
-    Returns None if the branch provably has no batch of the stream. Raises `RolledBack` if the position is unknown,
-    because the older history has expired or the commit record is missing.
+    Returns None if main provably has no batch of the stream. Raises `RolledBack` if the position is unknown, because
+    the older history has expired or the commit record is missing.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -111,7 +115,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 
 
 def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return the first offset of each topic-partition, from its oldest commit record, and the source of these offsets.
+    """Return the first offset of each topic-partition, and the source of these offsets; None without a commit record.
 
     Reads every commit record.
     """
@@ -125,9 +129,7 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
 
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
-    """Return the snapshot of the newest merge of an upsert stream's dead letters; None if the branch's history shows no
-    such merge.
-    """
+    """Return the snapshot of the newest merge of replayed dead letters; None if main's history shows no such merge."""
     return next(
         (
             snapshot

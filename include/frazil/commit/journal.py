@@ -2,8 +2,8 @@
 
 After a crash, the next epoch commits the journal's batch without reading Kafka or writing Parquet again, if the batch
 still starts at the marker's offsets. Otherwise the next epoch discards the journal and its files. The journal of a
-committed batch stays as the commit record that the snapshot's summary names. Audits use it, and so do resets after a
-rollback. `fold` joins old commit records.
+committed batch becomes the commit record to which the snapshot's summary refers. Audits use it, and so do resets after
+a rollback. `fold` packs old commit records into larger objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
 """Number of newest commit records that are not folded, because recent audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""The content under the key of a batch that must never be committed: the batch's files are, or will be, deleted."""
+"""The content that closes the key of a batch: the batch must never be committed, and its files are (or will be)
+deleted.
+"""
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
@@ -40,7 +42,7 @@ NO_DEAD_LETTERS = BatchKey(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """All data that the commit of one batch needs."""
+    """Everything that the commit of one batch needs."""
 
     stream: str
     key: BatchKey
@@ -60,9 +62,9 @@ class Journal:
     offsets_after: Mapping[TopicPartition, int]
     """The next offset of every topic-partition of the stream after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had the records before `offsets_after`, if known."""
+    """The epochs of the partition leaders that served the records before `offsets_after`, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last transaction before `offsets_after`, if the stream reads whole transactions."""
+    """The last transaction before `offsets_after`, if the stream commits whole transactions."""
     windows: Mapping[int, int] | None = None
     """Number of rows by window start, in microseconds since 1970; None if the rows were not counted."""
     partitions: int | None = None
@@ -173,7 +175,7 @@ def _parse_counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
 
 
 class Unusable(Enum):
-    """What is stored under a batch's journal key when it cannot be used as a journal."""
+    """Why the object under a batch's journal key cannot be used as its journal."""
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
@@ -184,8 +186,8 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    The writer that staged a batch writes the object of the batch's key once; a later epoch closes the key with `void`.
-    A folded record is still found by its former path and key.
+    The writer that staged a batch writes the journal once. A later epoch may close the batch's key with `void`. A
+    folded record can still be read by its former path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -202,19 +204,19 @@ class JournalStore:
         """Write the journal durably. Returns False if another writer has closed this batch's key."""
         self.store.sync_files([f.path for f in journal.files])
         path, data = self.path(journal.key), journal.to_bytes()
-        # A put that the client repeated after losing the answer finds its own object.
+        # If the client lost the response and repeated the put, the object is already there.
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an unused key, so that a suspended writer can no longer write its journal. Returns False if the key has
-        a journal.
+        """Close an unused key, so that a suspended writer can no longer write a journal there.
 
-        Files may be deleted only if no journal names them, now or later.
+        Returns False if the key already has a journal. Files may be deleted only if no journal names them, now or
+        later.
         """
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
-        """Close a key that has a journal."""
+        """Close a key that has a journal, so that the journal is never committed."""
         self.store.put(self.path(key), VOID)
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
@@ -233,7 +235,7 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        """Return the commit record at the path that a snapshot's summary names."""
+        """Return the commit record at a path from a snapshot's summary; None if it is missing or unreadable."""
         data = self.store.get(path)
         if data is None and (key := parse_key(path)) is not None:
             data = self._folded.get(key)
@@ -248,11 +250,14 @@ class JournalStore:
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of all folded records and of `keys`, the keys of the journals that are not folded."""
+        """Return the oldest key of all commit records; None if there are none.
+
+        `keys` are the keys of the journals that are not folded.
+        """
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
-        """Return the paths of objects with commit records of another table that has, or had, the same folder."""
+        """Return the paths of commit records that belong to another table with the same folder, now or earlier."""
         alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
@@ -267,7 +272,9 @@ class JournalStore:
         return max(epochs, default=0)
 
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Yield every readable journal and folded record in key order, including journals that wait to be committed."""
+        """Yield every readable journal and folded record in key order, including journals that are not committed
+        yet.
+        """
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -289,12 +296,12 @@ class JournalStore:
     ) -> Iterator[int]:
         """Fold the oldest commit records, and yield the number of records in each new object.
 
-        Safe at any time, from any process, while a writer runs, and when interrupted: batches up to the marker's
-        `settled` are final. The newest `keep` records stay separate because they are read often. Damaged and foreign
-        objects stay separate too, and so do journals of discarded batches, which the next start removes.
+        Safe at any time, from any process, while a writer runs, and when interrupted, because batches up to the
+        marker's `settled` are final. The newest `keep` records stay separate because they are read often. Damaged and
+        foreign objects stay separate too, and so do journals of discarded batches, which the next start removes.
 
-        `forgotten` returns whether the marker was removed. In that case `forget` may have listed the objects to delete
-        before the last folded object was written, so `fold` deletes that object.
+        `forgotten` returns whether the marker was removed. If so, `forget` may have listed the objects to delete before
+        the last folded object was written, so `fold` deletes that object.
         """
         settled = [
             key
@@ -317,7 +324,10 @@ class JournalStore:
             yield len(group)
 
     def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Return the journals that are not yet folded. Deletes journals that an interrupted fold has already folded."""
+        """Return the keys of journals that are not folded yet.
+
+        Deletes journals that an interrupted fold has already folded.
+        """
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)
@@ -333,7 +343,7 @@ class JournalStore:
     def after(
         self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
     ) -> Iterator[Journal]:
-        """Yield this stream's and table's complete journals after the last committed batch, in the order of `keys`."""
+        """Yield the complete journals of this stream and table after the batch `settled`, in the order of `keys`."""
         for key in keys:
             if settled is not None and key <= settled:
                 continue
@@ -355,6 +365,6 @@ def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]
 
 
 def parse_key(path: str) -> BatchKey | None:
-    """Return the key of the batch whose journal has this path; None if the path is not that of a journal."""
+    """Return the batch key in a journal's path; None if the path is not that of a journal."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

@@ -1,9 +1,9 @@
-"""Counts the rows that any writer added to a window after the window was signalled.
+"""Counts late rows: rows that were added to a window after the window was signalled.
 
-A signal counts its window's rows at one snapshot. The table's cursor names the last commit that signals have counted.
-Rows that a later commit adds to a signalled window are late. Late rows can come from stragglers, backfills, records
-that are read again, other streams, other engines, or a branch. The summary of a frazil commit has the number of its
-rows by window, so most commits need only the summary. The files of any other commit are read.
+A signal has the number of its window's rows at one snapshot. The table's cursor names the last commit that signals have
+counted. Rows that a later commit adds to a signalled window are late. Late rows can come from delayed records,
+backfills, records that are read again, other streams, other engines, or a branch. The summary of a frazil commit has
+its number of rows per window, so most commits need only the summary. For other commits, the files are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOWS = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """Return the summary entry with the number of a commit's rows by window.
+    """Return the summary entry with the number of a commit's rows per window.
 
     Empty if the numbers are unknown, or if there are too many windows for a summary.
     """
@@ -36,9 +36,10 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of late rows by window start: rows that commits after the cursor added to signalled windows.
+    """Return the number of late rows per window start (microseconds since 1970).
 
-    Empty without a cursor, because no window is signalled yet. `column` has the event time.
+    These are the rows that commits after the cursor added to signalled windows. Empty without a cursor, because no
+    window is signalled yet. `column` is the event-time column.
     """
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
@@ -53,7 +54,7 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
 
 
 def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
-    """Whether a commit may have added rows to signalled windows, according to its summary."""
+    """Return whether a commit may have added rows to signalled windows, according to its summary."""
     rows = _rows_in_summary(snapshot)
     if rows is not None:
         return any(cursor.from_us <= start < cursor.through_us for start in rows)
@@ -66,8 +67,6 @@ def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    """Return the number of a commit's rows by window start, from its summary; None if the summary does not have the
-    numbers.
-    """
+    """Return the number of a commit's rows per window start, from its summary; None if the summary does not have it."""
     text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

@@ -25,14 +25,14 @@ from frazil.commit.avro_encodings import AvroEncoding, PreparedAvroFile
 from frazil.table.recent import Recent
 
 MAX_CACHED = 32
-"""Maximum number of cached lists: those of a stream's tables and open branch before and after a commit, and those of
-failed attempts.
+"""Maximum number of cached lists. A stream needs the lists of its tables and open branch before and after a commit, and
+the lists of failed attempts.
 """
 
 
 @dataclass(slots=True)
 class _ListEntry:
-    """A manifest, and the bytes of its entry in a manifest list once the entry is encoded."""
+    """A manifest, and its encoded entry in a manifest list; None until the entry is encoded."""
 
     manifest: ManifestFile
     encoded: bytes | None = None
@@ -52,7 +52,7 @@ class ListWriter(ManifestListWriterV2):
 
 
 _cache = Recent[dict[str, _ListEntry]](MAX_CACHED)
-"""Manifests and their encoded entries, by the path of the manifest list and the path of the manifest."""
+"""Manifests with their encoded entries: by the path of the manifest list, then by the path of the manifest."""
 
 
 def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
@@ -63,7 +63,10 @@ def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 def add_manifests(
     writer: ListWriter, manifests: Iterable[ManifestFile], *, snapshot: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write a snapshot's manifests as one block of its list. Reuses encoded entries of the parent snapshot's list."""
+    """Write a snapshot's manifests as one block of its list.
+
+    Entries encoded for the parent snapshot's list are reused.
+    """
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer
@@ -82,7 +85,7 @@ def add_manifests(
 
 
 class _Verbatim:
-    """Replaces Avro's record writer, for records that are already encoded."""
+    """Replaces Avro's record writer if records are already encoded."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)

@@ -1,9 +1,7 @@
 """Writes manifests of data files or of delete files, with the partition spec and schema of these files.
 
-Copies a manifest's entries, without decoding them, into a manifest that replaces it.
-
-Other engines write entries with fields that PyIceberg does not know. Entries that are not decoded keep these fields
-unchanged.
+When a manifest replaces another one, the entries are copied without decoding them, because other engines write entry
+fields that PyIceberg does not know. Copying keeps these fields unchanged.
 """
 
 from __future__ import annotations
@@ -73,8 +71,9 @@ class Layout:
 
     @classmethod
     def for_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """Return a layout with this spec, and with the current schema or else the newest schema that has all of the
-        spec's columns.
+        """Return a layout for this spec, with the current schema if it has all of the spec's columns.
+
+        Otherwise the newest schema that has them is used.
         """
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
@@ -98,9 +97,9 @@ _encodings = Recent[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files or of delete files, and resolves the schema of a layout once.
+    """Writes manifests of data files or of delete files, and resolves the encoding of each layout only once.
 
-    PyIceberg's writer writes only manifests of data files.
+    PyIceberg's writer only writes manifests of data files.
     """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
@@ -144,7 +143,7 @@ class _Writer(ManifestWriterV2):
     def _encoding(self) -> _ManifestEncoding:
         name = f"{self._table_uuid} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
         form = _encodings.get(name)
-        # A schema that never landed may have had the same id.
+        # A schema whose commit failed may have had the same id.
         if form is None or form.layout != self._layout:
             content = "deletes" if self._content is ManifestContent.DELETES else "data"
             written, in_memory = self._with_partition(self.version), self._with_partition(DEFAULT_READ_VERSION)
@@ -180,7 +179,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write a manifest again, with the files at the paths `removed` marked as deleted by this snapshot.
+    """Rewrite a manifest, with the files at the paths `removed` marked as deleted by this snapshot.
 
     `entries` are the manifest's live entries, in order.
     """
@@ -232,7 +231,7 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """Return Avro's name for the table's compression codec; Iceberg uses other names."""
+    """Return Avro's name for the table's compression codec. Iceberg uses different names."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")
 
@@ -282,9 +281,7 @@ class _CountedStream(OutputStream):
 
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""The field ids of a manifest entry in format version 2, and whether each field is required. The last field is the data
-file.
-"""
+"""The field ids of a manifest entry in format version 2, and whether each is required. The last is the data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +295,9 @@ class CopiedEntries:
 
     @classmethod
     def from_manifest(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
-        """Copy a manifest's entries; returns None for a manifest of format version 1, whose entries have other
-        fields.
+        """Copy a manifest's live entries.
+
+        Returns None for a manifest of format version 1, whose entries have other fields.
         """
         file = _Blocks(io.new_input(manifest.manifest_path))
         with file:
@@ -323,7 +321,7 @@ class CopiedEntries:
 
 @dataclass(frozen=True, slots=True)
 class CopyingWriter:
-    """Replaces Avro's record writer; takes entries in the order in which their data files were copied."""
+    """Replaces Avro's record writer. Entries must be written in the order in which their data files were copied."""
 
     data_files: Iterator[bytes]
 

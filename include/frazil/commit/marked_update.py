@@ -1,4 +1,4 @@
-"""One update of a table with a marker: a snapshot of main and, if commits are aligned, a snapshot of the open branch.
+"""Builds one update of a table with a marker: a snapshot of main and, if commits are aligned, one of the open branch.
 
 The update's requirements cover both branches.
 """
@@ -47,7 +47,7 @@ After a rollback of main, a reset restores the open branch to this head.
 
 @dataclass(slots=True)
 class MarkedUpdate:
-    """Prepares the update for each round of one swap, and records the files that the rounds wrote."""
+    """Prepares the update for each attempt ("round") of one swap, and records the files that the attempts wrote."""
 
     stream: str
     files: Sequence[StagedFile] = ()
@@ -59,9 +59,9 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next round. It writes `marker`, or removes the marker if `marker` is None.
+        """Return the change for the next round. It sets `marker`, or removes the stream's marker if `marker` is None.
 
-        Without a `change`, `files` go to main, and the open branch is neither asserted nor changed.
+        Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
         """
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
@@ -76,7 +76,7 @@ class MarkedUpdate:
     ) -> Change[M]:
         """Prepare the snapshots of both branches.
 
-        Each round does so again, because the files that leave or stay on the open branch may have changed.
+        Repeated in each round, because the files that leave or stay on the open branch may have changed.
         """
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
@@ -109,7 +109,9 @@ class MarkedUpdate:
     def _branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the open branch's head after the change, and the updates that produce this head."""
+        """Return the open branch's head after the change (None if it is removed), and the updates that produce this
+        head.
+        """
         name = open_branch(self.stream)
         if change.ends:
             return None, self._branch_end().updates(table)
@@ -123,8 +125,9 @@ class MarkedUpdate:
         return prepared.snapshot, prepared.updates
 
     def _branch_end(self) -> BranchEnd:
-        """Return the removal of the open branch, including snapshots that the branch had before a reset moved it
-        back.
+        """Return the removal of the open branch and its snapshots.
+
+        Includes snapshots that the branch had before a reset moved it back.
         """
 
         def of_the_branch(snapshot: Snapshot) -> bool:
@@ -140,11 +143,13 @@ class MarkedUpdate:
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""Returns the next marker for a table and its current marker, or `Done` with the result if nothing must be written."""
+"""Takes a table and its current marker. Returns the next marker, or `Done` with the result if nothing must be
+written.
+"""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """Return the result of `decide` for the table as last loaded. Changes nothing."""
+    """Return what `decide` returns for the table as last loaded. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
@@ -168,10 +173,10 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return the commit of the marker that `decide` returns, with a snapshot that adds `files` or their `merge`.
+    """Return a commit of the marker that `decide` returns, with a snapshot that adds `files` or the result of `merge`.
 
-    `branch_change` returns which files go to the stream's open branch and which files leave it. Without
-    `branch_change`, all files go to main.
+    `branch_change` returns which files join the stream's open branch and which files leave it. Without it, all files
+    are added to main.
     """
     update = MarkedUpdate(tables.stream, files, merge)
 
@@ -190,7 +195,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """Return the merge of the files that a batch staged for one table; None if the files are added without a merge.
+    """Return the merge of the files that a batch staged for one table; None if the files are simply added.
 
     Raises SpecError if the declared mode has changed since the batch was staged.
     """
@@ -209,7 +214,7 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """Return the position as entries of a snapshot's summary, for users and other tools.
+    """Return the marker's position as entries of a snapshot's summary, for users and other tools.
 
     The entries stay small for any number of partitions.
     """
@@ -228,9 +233,7 @@ def _position(marker: Marker) -> dict[str, str]:
 
 
 def iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601; returns the plain number with its unit if it is outside the
-    calendar's range.
-    """
+    """Format microseconds since 1970 as ISO 8601. Outside the calendar's range, returns the number with its unit."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:

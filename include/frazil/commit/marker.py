@@ -1,4 +1,4 @@
-"""A stream's marker: its position, which each commit writes to the table as the property `frazil.stream.<name>`.
+"""A stream's marker: the stream's position, which each commit stores as the table property `frazil.stream.<name>`.
 
 Nothing else records a stream's progress. A marker changes only in one update with a snapshot of the branch: the
 snapshot's requirement fences the marker, because a property alone has no compare-and-swap.
@@ -20,9 +20,9 @@ from frazil.offsets.spans import Span, TopicPartition
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Maximum number of epochs whose last batch the marker keeps.
+"""Maximum number of epochs whose last batch the marker keeps. They take at most 3 KB.
 
-They take at most 3 KB. The files of a discarded batch are deleted long before so many restarts.
+After this many restarts, the files of a discarded batch have long been deleted.
 """
 
 
@@ -45,7 +45,7 @@ class Fate(Enum):
 
 
 class LastTransaction(NamedTuple):
-    """The last transaction of a captured database before a position. It identifies events that are sent again."""
+    """The last transaction of a captured database before a position. Used to recognise events that are sent again."""
 
     id: str = ""
     """The transaction's id; empty if no transaction is known."""
@@ -72,7 +72,7 @@ class Marker:
     at: BatchKey
     """The epoch that owns the stream, and the last batch of that epoch (0 is the take-over itself)."""
     settled: BatchKey | None
-    """The last committed journal; later journals may still wait."""
+    """The key of the last committed journal. Later journals may not be committed yet."""
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class Marker:
     open_snapshot_id: int | None = None
     """The head of the stream's open branch; None if the stream has no open branch (`commit.align: none`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had the offsets.
+    """The epochs of the partition leaders that served the records at the offsets.
 
-    They reveal a log that was truncated and has grown again. Empty in markers of earlier versions.
+    They reveal that a log was truncated and has grown again. Empty in markers of earlier versions.
     """
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record after losing the record that was read."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Ends of the table's records at the last reset, for topic-partitions that were recreated or truncated.
+    """The end offset of the table's records at the last reset, for topic-partitions that were recreated or truncated.
 
-    Rows beyond both this end and the position come from former records: see `landed_ends`.
+    Rows whose offsets are beyond both this end and the position come from deleted records: see `landed_ends`.
     """
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
@@ -103,7 +103,7 @@ class Marker:
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """The batch up to which all routed tables have all batches. None if the stream never had a route."""
+    """The last batch that all routed tables have, with all earlier ones. None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker, and None if an earlier version wrote it."""
 
@@ -121,16 +121,13 @@ class Marker:
         )
 
     def owned_by(self, epoch: int) -> Marker:
-        """Return the marker at the beginning of a new epoch."""
+        """Return the marker at the start of a new epoch."""
         batches = {**self.batches, epoch: 0}
         newest = sorted(batches)[-MAX_EPOCHS:]
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
-        """Return the marker after a batch.
-
-        `journal` names the batch, which may belong to an earlier epoch.
-        """
+        """Return the marker after a batch. `journal` is the batch's key, which may belong to an earlier epoch."""
         return dataclasses.replace(
             self,
             at=BatchKey(self.at.epoch, self.at.batch + 1),
@@ -139,7 +136,7 @@ class Marker:
         )
 
     def fate(self, key: BatchKey) -> Fate:
-        """Return what happened to a batch of an earlier epoch.
+        """Return whether a batch of an earlier epoch was committed.
 
         An epoch commits its batches in order, so the table has all batches up to the epoch's last committed batch.
         """
@@ -148,7 +145,7 @@ class Marker:
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
 
     def to_property(self) -> str:
-        """Return the marker as compact JSON, because every metadata file of the table contains the marker."""
+        """Return the marker as JSON. It is compact because every metadata file of the table contains it."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -243,7 +240,7 @@ def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    """Return the flat mapping for a mapping that `nested` returned."""
+    """Convert a mapping from `nested` back to `{(topic, partition): n}`."""
     return {
         (topic, int(partition)): int(value)
         for topic, partitions in values.items()
@@ -274,13 +271,16 @@ def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) ->
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
     """Return the first marker of a stream.
 
-    The marker has no earlier epochs, so journals of earlier epochs are not committed.
+    It names no earlier epochs, so their journals are never committed.
     """
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the source's current identity, with the ids of topics of the same cluster that are no longer read."""
+    """Return the source's current identity.
+
+    Ids of topics that are no longer read are kept if the cluster is the same.
+    """
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -288,10 +288,7 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 def keep_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """Return the offsets that are still valid.
-
-    Leaves out offsets of another cluster or of a recreated topic.
-    """
+    """Return the offsets that are still valid. Offsets of another cluster or of a recreated topic are left out."""
     if known is None or known.cluster_id != current.cluster_id:
         return {}
     return {
@@ -302,19 +299,19 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the ends of a table's present records, for topic-partitions that may have left former records in it.
+    """Return the end offset of a table's current records, for topics whose deleted records may still have rows in it.
 
-    `marker` is the table's own; `main` is that of the stream's main table, which resets change.
+    These are topic-partitions that were recreated or truncated. `marker` is this table's marker; `main` is the marker
+    of the stream's main table, which resets change.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all streams that committed to the table and were not forgotten, whether or not they are
-    declared.
+    """Return the markers of all streams that committed to the table and were not forgotten, by stream.
 
-    Raises `MarkerUnreadable`.
+    The streams need not be declared. Raises `MarkerUnreadable`.
     """
     return {
         name.removeprefix(PROPERTY_PREFIX): Marker.from_property(name.removeprefix(PROPERTY_PREFIX), text)

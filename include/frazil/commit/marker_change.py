@@ -1,9 +1,9 @@
-"""Changes of a marker by operators: reset, adopt and forget, each a compare-and-swap with an empty snapshot.
+"""Changes of a marker by operators: reset, adopt and forget. Each is a compare-and-swap with an empty snapshot.
 
 As in every commit, the marker changes only in one update with a snapshot of the branch. The snapshot's requirement
 fences a running writer.
 
-A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or an operator
+A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or if an operator
 moved the open branch, the reset restores the branch to keep these rows.
 """
 
@@ -62,11 +62,11 @@ def reset(
     seen: BeforeReset,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in all tables.
+    """Move the stream to the offsets `target` and the next epoch, in all tables.
 
-    `cut` has the offsets at which Kafka's logs were truncated, for logs truncated before the stream's position. The
-    next start settles a waiting journal: it commits a journal that begins at `target`, and discards any other. Raises
-    `WriterBusy` if the marker has changed since it was read.
+    `cut` maps each topic-partition whose log was truncated before the stream's position to the offset of the
+    truncation. If a journal is not committed yet, the next start commits it if it begins at `target`, and otherwise
+    discards it. Raises `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
@@ -101,9 +101,9 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
 
 
 def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Write the epoch to the dead-letter table, with offsets that cover everything that was ever read.
+    """Write the epoch to the dead-letter table, with offsets after every record that was ever read.
 
-    Accepts a rollback of the dead-letter table, and an unreadable marker in it.
+    Works even if the dead-letter table was rolled back or its marker is unreadable.
     """
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
@@ -143,12 +143,13 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables and then its objects under `state`; returns the number of objects
-    removed.
+    """Remove the stream's markers from all tables, then its objects under `state`. Returns the number of removed
+    objects.
 
-    Rows stay, and rows of open windows move to main. Staged files that no table references become orphans for `frazil
-    orphans`. As soon as the first marker is removed, a writer of the stream is fenced on any host. Raises TableLost,
-    before any change, if another table has the same folder. Commit records of a former table in the folder stay.
+    Rows are kept, and rows of open windows move to main. Staged files that no table references become orphans, which
+    `frazil orphans` deletes. As soon as the first marker is removed, a writer of the stream is fenced on any host.
+    Commit records of a former table in the folder are kept. Raises TableLost, before any change, if another table has
+    the same folder.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
@@ -173,7 +174,7 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
 
 def forget_dead_letters(tables: StreamTables) -> None:
-    """Remove the stream's marker from the dead-letter table of a stream whose own table is gone."""
+    """Remove the stream's marker from its dead-letter table, for a stream whose own table no longer exists."""
     change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
 
 
@@ -185,11 +186,11 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Write the marker that `decide` returns, or remove the marker if `decide` returns None; one swap with an empty
+    """Set the marker that `decide` returns, or remove the marker if it returns None, in one swap with an empty
     snapshot.
 
-    `branch_change` changes the stream's open branch. Does nothing if the table already has the decided marker. Unlike a
-    writer's `append`, this works with an unreadable marker.
+    `branch_change` changes the stream's open branch. Does nothing if the table already has that marker. Unlike a
+    writer's commits, this also works if the marker is unreadable.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -211,9 +212,9 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch in markers, journals, staged files and snapshots; 0 if none has an epoch.
+    """Return the highest epoch in markers, journals, staged files and snapshots; 0 if there is none.
 
-    Journals, staged files and snapshots are searched only if a marker is unreadable.
+    Staged files and snapshots are searched only if a marker is unreadable.
     """
     try:
         return highest_epoch(tables)
@@ -232,8 +233,8 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
 def open_branch_after_reset(
     table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch when the stream continues at `target` of `source`; None if the branch does
-    not exist.
+    """Return the change of the open branch for a stream that continues at the offsets `target`; None if no branch
+    exists.
 
     Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
     """
@@ -258,7 +259,10 @@ def open_branch_after_reset(
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the head of the open branch that belongs to main's current state; None if that head is unknown."""
+    """Return the id of the open branch's head that matches main's current state.
+
+    None if this head is unknown, or if the branch did not exist then.
+    """
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -270,17 +274,20 @@ def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool
 
 
 def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """Return the commit records of the batches with files in a manifest, found by the batches' staging folders."""
+    """Return the commit records of the batches that have files in a manifest; None for each missing record.
+
+    The batch keys are taken from the files' staging folders.
+    """
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Whether the stream will read these batches completely again, because the batches begin at or after the new
-    position.
+    """Return whether the stream will read all of these batches again, because they begin at or after the new position.
 
-    Returns False for a batch on both sides of the position: its later rows land twice, like such rows in main.
+    False for a batch that begins before the new position and ends after it: its later rows are written twice, as for
+    such batches in main.
     """
     return bool(records) and all(
         record is not None

@@ -1,7 +1,6 @@
-"""Records the tables that a stream's route has had, with one small object per table, so that a dropped table is
-noticed.
+"""Records each table that a stream's route has had in a small object, so that a dropped table is noticed.
 
-The object is written when the stream begins to write to a table, and kept until the stream is forgotten.
+The object is written when the stream begins to write to the table, and kept until the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ class Member:
     """The table's UUID; None if an earlier version wrote this record."""
 
     def is_another(self, table: Table) -> bool:
-        """Whether the table that has the name now is another table than the one that the route had."""
+        """Return whether the table that now has the name is not the table that the route had."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 
 def member_names(tables: StreamTables) -> set[Target]:
-    """Return the names of the tables that the route has had. Costs one listing for any number of tables."""
+    """Return the names of the tables that the route has had. Needs one listing for any number of tables."""
     return list_targets(tables.store, _folder(tables))
 
 
 def member_of(tables: StreamTables, target: Target) -> Member | None:
-    """Return the record of a table that the route has had; None if the route had no table of this name."""
+    """Return the record of a table that the route has had; None if the table was never in the route."""
     data = tables.store.get(_path(tables, target))
     try:
         return None if data is None else Member(**json.loads(data))
@@ -70,9 +69,10 @@ def forget_member(tables: StreamTables, target: Target) -> None:
 
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the journals that a missing table never had, according to its newest remaining metadata file.
+    """Return the waiting journals that a missing table had not committed, according to its newest remaining metadata
+    file.
 
-    Returns all waiting journals if that is unknown: the table was purged, or an earlier version did not record its
+    Returns all waiting journals if this is unknown: the table was purged, or an earlier version did not record its
     UUID.
     """
     member = member_of(tables, target)
@@ -97,9 +97,10 @@ def newest_remaining_metadata(tables: StreamTables, member: Member) -> Metadata 
 
 
 def find_renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
-    """Return the name that a renamed table has in the catalog now, if the route has had the table by that name too.
+    """Return the name that a renamed table has in the catalog now; None if it is not found.
 
-    `named` are tables that the declaration names now, to which no writer may have written yet.
+    Only names of tables that the route has had are tried, and `named`: tables in the current declaration to which no
+    writer may have written yet.
     """
     if member.uuid is None:
         return None

@@ -1,12 +1,12 @@
-"""Plans a merge: selects the table's files that may hold the keys of a batch's changes, and divides them into tasks.
+"""Plans a merge: selects the table's files that may contain the keys of a batch's changes, and divides them into tasks.
 
-If the key decides some partition fields, changes and files are grouped by the values of these fields. The row of a
-change is then in a partition of the change's group. A task with whole groups therefore inserts the keys that its files
-do not have. A group far larger than a task's share is split into several tasks. Each of them has some of the group's
+If some partition fields depend only on the key, changes and files are grouped by the values of these fields. The row of
+a change is then in a partition of the change's group. So a task with whole groups inserts the keys that its files do
+not have. A group far larger than a task's share is split into several tasks. Each of them gets some of the group's
 files and all of its changes. A last task inserts the changes that none of these tasks matched.
 
-Manifests are chosen by the manifest list alone. Files are chosen by their partition and by the bounds of their key
-columns.
+Manifests are selected from the manifest list alone. Files are selected by their partition and by the bounds of their
+key columns.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from frazil.table.branches import head_of
 PATH_FIELD_ID = 2147483546
 """The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
 SPLIT_BYTES = 64 * 2**20
-"""Minimum bytes of a group that is split. For a smaller group, the second round of tasks would cost more than the split
-saves.
+"""Minimum size in bytes of a group that is split. For a smaller group, the second round of tasks would cost more than
+the split saves.
 """
 
 Values = tuple[Any, ...]
-"""The values of the partition fields that the key decides."""
+"""The values of the partition fields that depend only on the key."""
 Bounds = tuple[tuple[Any, Any], ...]
 """The minimum and maximum of each key column; None where a bound is unknown."""
 
@@ -58,7 +58,7 @@ class InsertTask:
     index: int
     changes: tuple[str, ...]
     after: tuple[int, ...]
-    """The indices of these earlier tasks."""
+    """The indices of the group's earlier tasks."""
     share: tuple[str, ...] = ()
 
     def task(self, matched: bytes) -> MergeTask:
@@ -76,7 +76,7 @@ class MergePlan:
     manifests: Sequence[ManifestFile]
     """All manifests of the snapshot that have live files."""
     bins: Mapping[Values, int]
-    """The number of the task for each group that is not split."""
+    """The task index of each group that is not split."""
 
 
 def plan_merge(
@@ -87,10 +87,10 @@ def plan_merge(
     parallelism: int,
     before: MergePlan | None = None,
 ) -> MergePlan:
-    """Plan the merge of change files into the table's head.
+    """Plan the merge of change files into the table's newest snapshot.
 
-    Groups stay with the tasks that they had in the plan `before`. Raises SchemaIncompatible for a table that cannot be
-    merged into: a table with a format version other than 2, with equality deletes, or without a column of the key.
+    Groups keep the task index that they had in the plan `before`. Raises SchemaIncompatible for a table that cannot be
+    merged into: with a format version other than 2, with equality deletes, or without a column of the key.
     """
     check_format(table)
     head = head_of(table.metadata)
@@ -129,16 +129,14 @@ def _is_live(manifest: ManifestFile) -> bool:
 
 
 class _ChangeIndex:
-    """The groups, key bounds and partition values of a batch's changes, which select the manifests and files to
-    read.
-    """
+    """The groups, key bounds and partition values of a batch's changes. They select the manifests and files to read."""
 
     def __init__(self, table: Table, changes: tuple[StagedFile, ...], key: Schema) -> None:
         self.table = table
         self.changes = changes
         specs = {f.spec_id for f in changes}
         self.spec_id = specs.pop() if len(specs) == 1 else -1
-        """The spec of the change files, if they have only one."""
+        """The partition spec id of the change files; -1 if they have several."""
         self._kinds = [(f.field_id, f.field_type) for f in key.fields if isinstance(f.field_type, PrimitiveType)]
         self._key = key
         spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
@@ -163,7 +161,7 @@ class _ChangeIndex:
         )
 
     def values_of(self, file: DataFile) -> Values | None:
-        """Return the group values of a table's file; None for a file of another spec."""
+        """Return the group values of a file of the table; None for a file of another partition spec."""
         return tuple(_plain_value(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
 
     def _box(self, files: Iterable[StagedFile]) -> Bounds:
@@ -175,7 +173,7 @@ class _ChangeIndex:
         )
 
     def may_hold(self, manifest: ManifestFile) -> bool:
-        """Whether a manifest may list files with the changes' keys, according to its partition summaries."""
+        """Return whether a manifest may list files with the changes' keys, according to its partition summaries."""
         if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
@@ -186,7 +184,9 @@ class _ChangeIndex:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """For each decided partition field: whether its values include null, and the other values in order."""
+        """The values of each partition field that depends only on the key: whether null is one, and the others in
+        order.
+        """
         columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
@@ -229,17 +229,20 @@ class _ChangeIndex:
 
 
 def has_certain_bounds(kind: IcebergType) -> bool:
-    """Whether all engines order a column's values alike. Java compares the halves of a UUID as signed numbers."""
+    """Return whether all engines order a column's values in the same way.
+
+    False for UUIDs: Java compares the halves of a UUID as signed numbers.
+    """
     return not isinstance(kind, UUIDType)
 
 
 def _plain_value(value: Any) -> Any:
-    """Return a partition value in the form that `from_bytes` returns; Avro has another form for UUIDs."""
+    """Convert a partition value to the form that `from_bytes` returns. Avro represents UUIDs differently."""
     return value.bytes if isinstance(value, UUID) else value
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Return the types of a spec's partition values, by the newest schema that has the spec's columns."""
+    """Return the types of a spec's partition values, from the newest schema that has all of the spec's columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -249,9 +252,7 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
 
 
 def _bounds_of_files(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
-    """Return the minimum and the maximum of several files' bounds; each is None unless the bounds of all files are
-    known.
-    """
+    """Return the minimum and maximum of several files' bounds. Each is None if it is unknown for some file."""
     ends: list[list[Any]] = [
         [None if text is None else from_bytes(kind, base64.b64decode(text)) for text in side]
         for side in zip(*bounds, strict=True)
@@ -261,7 +262,7 @@ def _bounds_of_files(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a function that tells whether a manifest of a spec may list files with these rows.
+    """Return a predicate: whether a manifest of the spec may list files with rows that match the filter.
 
     Returns None if columns of the spec no longer exist.
     """
@@ -272,7 +273,7 @@ def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> 
 
 @dataclass(slots=True)
 class _Group:
-    """Changes, and all files of the table that may hold the keys of these changes."""
+    """Changes of one group, and all files of the table that may contain their keys."""
 
     values: Values
     changes: tuple[StagedFile, ...]
@@ -417,10 +418,10 @@ def split_files(files: Sequence[TableFile], share: float) -> list[list[TableFile
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
-    """Return the bin (the number of the task) for each group.
+    """Return the bin (task index) of each group.
 
-    A group keeps the bin that it had in the former plan. The other groups go to the emptiest bin, the heaviest group
-    first.
+    A group keeps the bin that it had in the plan `before`. The other groups are assigned to the emptiest bin, the
+    heaviest group first.
     """
     bins: dict[Values, int] = {}
     weights = [0] * count

@@ -1,7 +1,7 @@
 """Merges a batch's changes into a table in one snapshot: plans the merge, runs its tasks, and writes the manifests.
 
-If the table has changed, the next round of the swap plans again, and runs only the tasks that differ. Then files of
-task results that no landed round needs are deleted, except files of attempts that may still land.
+If the table has changed, the next round of the swap plans again, and runs only the tasks that differ. When the swap
+ends, task results that no committed attempt uses are deleted, except files of attempts that may still land.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FOLDER = "merged"
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """The rules and the engine for commits that merge."""
+    """How a stream's commits merge: the rules, the function that runs the tasks, and the mode."""
 
     rules: Callable[[Table], MergeRules]
     """Returns the stream's merge rules, with the current names of the table's columns."""
@@ -56,7 +56,7 @@ class MergeConfig:
     mode: MergingMode = UPSERTS
 
     def staged(self, table: Table, *, folder: str) -> TargetTable:
-        """Return the layout in which files are staged for a table of the stream."""
+        """Return the table description with which files are staged for a table of the stream."""
         return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
 
 
@@ -82,11 +82,11 @@ class _Attempt:
 
 @dataclass(slots=True)
 class MergeWriter:
-    """Prepares the snapshot of a merge in the rounds of one swap, and deletes the files that failed rounds wrote."""
+    """Prepares the snapshot of a merge for each round of a swap, and deletes the files that failed rounds wrote."""
 
     stream: str
     changes: tuple[StagedFile, ...]
-    """Staged files (at least one) of changes, or of candidates."""
+    """Staged files (at least one) of changes (`mode: upsert`), or of candidate rows (`dedupe`)."""
     merging: MergeConfig
     landed: Callable[[Table], tuple[tuple[str, int], ...]]
     """Returns `MergeRules.landed` for the table."""
@@ -94,9 +94,9 @@ class MergeWriter:
     """See `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
-    """Task results, by the folder of the task's context and by the task."""
+    """Task results, by the folder of the task's context and the task."""
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """The folder of merged files, by everything except the task that a result depends on."""
+    """The folder of merged files, by everything except the task on which a result depends."""
     _plan: MergePlan | None = None
 
     @property
@@ -115,9 +115,9 @@ class MergeWriter:
         return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
-        """Return the context for the tasks, with the newest credentials.
+        """Return the context of the tasks, with the newest credentials.
 
-        Results stay valid while the context changes only in its credentials.
+        Results stay valid if only the context's credentials change.
         """
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
@@ -209,7 +209,7 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
 
 
 def _base_with_removals(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
-    """Return the manifests that stay. Manifests with files that leave are rewritten."""
+    """Return the manifests that the snapshot keeps. Manifests that list removed files are rewritten."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     left: list[DataFile] = []

@@ -1,4 +1,4 @@
-"""Finds the routed tables that are missing rows of the default table, by loading the tables; for readers."""
+"""Finds routed tables that do not have all rows of the default table yet, by loading the tables. For readers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 
 Remedy = Callable[[Target], "str | None"]
-"""Returns a sentence that explains why a table is missing in the catalog, and what to do; None if unknown."""
+"""Returns a sentence that says why a table is missing in the catalog and what to do; None if this is unknown."""
 
 
 def tables_behind(tables: StreamTables, default_marker: Marker, remedy: Remedy = lambda _: None) -> list[Behind]:
@@ -43,7 +43,7 @@ def tables_behind(tables: StreamTables, default_marker: Marker, remedy: Remedy =
 def tables_behind_among(
     tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], remedy: Remedy
 ) -> list[Behind]:
-    """Return which tables with waiting batches are missing rows. Loads these tables in parallel."""
+    """Return which of the tables with `waiting` batches are missing rows. Loads these tables in parallel."""
 
     def step(item: tuple[Target, list[Journal]]) -> Behind | None:
         return _check_table(tables, default_marker, *item, remedy)
@@ -76,10 +76,10 @@ def _check_table(
 
 
 def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[Behind]:
-    """Return the tables that are missing rows of the last published backfill or replay. Commits nothing.
+    """Return the routed tables that are missing rows of the last published backfill or replay. Commits nothing.
 
-    `loaded` has tables that are already loaded. Once the dead-letter table records the end of the backfill too, all
-    tables have its rows, and no table is loaded.
+    `loaded` has tables that are already loaded; others are loaded if necessary. Once the dead-letter table also records
+    the end of the backfill, all tables have its rows, and no table is loaded.
     """
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
@@ -101,7 +101,7 @@ def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]
 def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
     """Return the dead-letter table's properties; empty if that table is lost.
 
-    Without these properties, each routed table itself shows whether it has the rows.
+    Without these properties, each routed table is checked for the rows.
     """
     try:
         return tables.dead_letters.current().properties
@@ -117,9 +117,7 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that a routed table does not have; None if all tables have all batches. Loads the
-    tables.
-    """
+    """Return the first batch that some routed table does not have; None if all have all batches. Loads the tables."""
     found = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:
@@ -132,7 +130,7 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
 def first_missing_batch(
     tables: StreamTables, default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch whose rows a table is missing; None if the table has all rows.
+    """Return the first batch whose rows a routed table is missing; None if it has all rows.
 
     Compares the table's `marker` with the default table's marker.
     """

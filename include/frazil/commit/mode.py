@@ -1,6 +1,6 @@
 """Defines how staged files are committed to a table: rows are appended, changes are upserted, or repeats are dropped.
 
-The content of staged files identifies this mode, so a journal alone shows how its files are committed.
+The content type of the staged files shows which of these applies, so a journal alone is enough to commit them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class MergingMode:
     """A mode in which staged files are merged into the table by their commit."""
 
     content: Content
-    """The content of the mode's staged files."""
+    """The content type of the mode's staged files."""
     declared: str
-    """The words in the stream's declaration that select the mode."""
+    """The setting in the stream's declaration that selects the mode."""
     staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
-    """Returns the layout in which files are staged for a table with this key."""
+    """Returns the table description with which files are staged, for a table and its key."""
     plan: Plan
-    """Returns the tasks that merge staged files into the table's head."""
+    """Returns the tasks that merge staged files into the table's newest snapshot."""
     adopts: bool
     """Whether the commit adds staged files to the table, except those that the merge rewrites."""
     counted: Callable[[Counts], Mapping[str, str]]
-    """Returns the counts that a commit's summary reports."""
+    """Converts the counts of a merge to entries of the commit's summary."""
 
 
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
@@ -88,9 +88,9 @@ DEDUPLICATES = MergingMode(
 )
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
-"""The modes that merge, by the content of their staged files.
+"""The merging modes, by the content type of their staged files.
 
-Files of any other content are added to the table unchanged.
+Files of any other content type are added to the table unchanged.
 """
 
 
@@ -100,7 +100,9 @@ def merging_mode(spec: StreamSpec) -> MergingMode | None:
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules for merging the stream's changes, or for finding its repeats, in the table's current schema."""
+    """Return the rules for merging the stream's changes or finding its repeats, with the table's current column
+    names.
+    """
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(

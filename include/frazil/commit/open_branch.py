@@ -1,8 +1,7 @@
-"""Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
-watermark`).
+"""Decides which files join, stay on and leave the open branch (`commit.align: watermark`).
 
-All files in one manifest of the branch have the same value of the table's time partition, so the manifest list alone
-shows which manifests leave.
+Rows of open windows wait on this branch. All files in one manifest of the branch have the same value of the table's
+time partition, so the manifest list alone shows which manifests leave.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """The change of a stream's open branch in one update, and the files that main gets from this change."""
+    """The change of a stream's open branch in one update, and the files that are added to main."""
 
     base: Snapshot | None
-    """The snapshot that the branch continues: the branch's head, or after a reset an older snapshot."""
+    """The snapshot on which the branch is based: its head, or an older snapshot after a reset."""
     stays: tuple[ManifestFile, ...] = ()
     leaves: tuple[DataFile, ...] = ()
     joins: tuple[StagedFile, ...] = ()
@@ -52,7 +51,7 @@ class BranchChange:
 
 @dataclass(frozen=True, slots=True)
 class TimeField:
-    """The index of the event time's field in a partition spec, and the duration of one partition."""
+    """The index of the event-time field in a partition spec, and the duration of one partition."""
 
     position: int
     length_us: int
@@ -66,7 +65,7 @@ class TimeField:
         return None
 
     def start_us(self, value: bytes | None) -> int | None:
-        """Return the start of a partition, from its value; None for a null value.
+        """Return the start of a time partition (microseconds since 1970) from its serialised value; None for null.
 
         Iceberg serialises the value as hours or days since 1970.
         """
@@ -75,7 +74,7 @@ class TimeField:
 
 @dataclass(frozen=True, slots=True)
 class _TimeFields:
-    """The time field of each of a table's partition specs."""
+    """The event-time field of each of a table's partition specs that has one."""
 
     fields: dict[int, TimeField]
 
@@ -86,7 +85,9 @@ class _TimeFields:
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
     def span_of_file(self, file: StagedFile) -> tuple[int, int] | None:
-        """Return the start and length (us) of a file's time partition; None if the file has no time partition."""
+        """Return the start and length of a file's time partition in microseconds; None if the file has no time
+        partition.
+        """
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return self._span(field, None if text is None else base64.b64decode(text))
@@ -103,7 +104,7 @@ class _TimeFields:
 
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
-    """Return the start (us) of the oldest time partition on the stream's open branch; None if no rows wait there."""
+    """Return the start of the oldest time partition on the open branch (us since 1970); None if no rows wait there."""
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
@@ -115,11 +116,10 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """Check that no file spans several windows: the table must be partitioned by event time, at least as finely as the
-    windows.
+    """Check that no file spans several windows: the table must be partitioned by event time at least as finely.
 
     Raises `SchemaIncompatible` if the table is not partitioned like this now, and `StaleBatch` if it was not when the
-    batch was staged.
+    files were staged.
     """
     if align is None:
         return
@@ -140,7 +140,10 @@ def check_aligned(
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which files of a batch wait on the open branch, and which waiting files move to main, with this marker."""
+    """Return which of a batch's files join the open branch, and which waiting files move to main.
+
+    `marker` is the marker after the batch.
+    """
     head = head_of(table.metadata, open_branch(marker.stream))
     times = _TimeFields.from_metadata(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -157,7 +160,10 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Return the change that moves all waiting files to main."""
+    """Return the change that moves all waiting files to main and removes the open branch.
+
+    `files` are added to main too.
+    """
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
@@ -173,6 +179,6 @@ def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, .
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Split the items into those that `first` accepts and the rest."""
+    """Split the items into the items that `first` accepts and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

@@ -1,4 +1,4 @@
-"""Opens a declared stream's tables, journals and Kafka for commands and readers; a writer opens its own."""
+"""Opens a declared stream's tables, journals and Kafka for commands and readers. A writer opens its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
-"""Timeout for the catalog calls of a command. Shorter than that of a writer, because a user waits."""
+"""Timeout for a command's catalog calls in seconds; shorter than a writer's, because a user is waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,21 @@ class _ReadOnlyDeadLetters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes; creates a missing dead-letter table, but does not evolve the stream's
-    table.
+    """Open the stream's tables for changes.
 
-    Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog, or if
-    another table has its name.
+    Creates a missing dead-letter table, but does not evolve the stream's table. Raises SpecError if the stream's table
+    was never created. Raises TableLost if the table is no longer in the catalog, or if another table has its name.
     """
     return open_named(spec, _load_table(spec))
 
 
 def open_named(spec: StreamSpec, table: Table) -> OpenStream:
-    """Open a stream with the table that has its name now, even if the stream wrote another one."""
+    """Open a stream with `table`, which has its table's name now, even if the stream wrote to another table."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table is gone; None if it does not exist either."""
+    """Open the dead-letter table of a stream whose own table no longer exists; None if neither exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:
@@ -113,6 +112,6 @@ def _open(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaOffsets:
     """Open the stream's source in Kafka. Raises SpecError if a reference cannot be resolved."""
-    # By default librdkafka writes every lost connection to stderr; the raised error reports it once.
+    # By default librdkafka logs every lost connection to stderr; the raised error already reports it.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     return KafkaOffsets(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

@@ -1,6 +1,4 @@
-"""The period of commits that an audit covers. The audit's cost depends on the commits in the period, not on the table's
-size.
-"""
+"""The time range of commits that an audit covers. An audit's cost depends on this range, not on the table's size."""
 
 from __future__ import annotations
 
@@ -12,9 +10,9 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The period `[from_ms, to_ms)` in which commits were made, in milliseconds since 1970, UTC.
+    """A half-open time range `[from_ms, to_ms)` of commits, in milliseconds since 1970, UTC.
 
-    Raises ValueError for an empty period.
+    Raises ValueError for an empty range.
     """
 
     from_ms: int
@@ -29,17 +27,17 @@ class Period:
 
 
 def period_between(begin: datetime, end: datetime) -> Period:
-    """Return the period between two times that have time zones."""
+    """Return the period between two timezone-aware times."""
     return Period(_ms(begin), _ms(end))
 
 
 def last_period(length: timedelta, now: datetime) -> Period:
-    """Return the period of this length that ends now; includes commits made at this very millisecond."""
+    """Return the period of this length that ends now. Commits in the current millisecond are included."""
     return Period(_ms(now - length), _ms(now) + 1)
 
 
 def complete_hours(moment: datetime, hours: int = 1) -> Period:
-    """Return the last full UTC clock hours that ended at or before `moment`."""
+    """Return the last `hours` full UTC clock hours that ended at or before `moment`."""
     end_ms = _ms(moment) // HOUR_MS * HOUR_MS
     return Period(end_ms - hours * HOUR_MS, end_ms)
 

@@ -1,6 +1,6 @@
-"""Counts and sample coordinates of a batch's new dead letters by error class, for journals and snapshot summaries.
+"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and snapshot summaries.
 
-They include neither values of records nor error messages, because an error message may quote a value.
+Contains no record values and no error messages, because an error message may quote a value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Reasons = Mapping[str, Reason]
 
 
 def count_reasons(rejects: Rejects) -> Reasons:
-    """Return the number of dead letters by error class, without dead letters that an operator accepted."""
+    """Return the number of dead letters by error class. Dead letters that an operator accepted are not counted."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
@@ -44,9 +44,7 @@ def count_reasons(rejects: Rejects) -> Reasons:
 
 
 def reasons_summary(reasons: Reasons) -> dict[str, str]:
-    """Return the entry for a snapshot's summary; leaves out the coordinates if long topic names make the entry too
-    long.
-    """
+    """Return the summary entry; without coordinates if long topic names would make the entry too long."""
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
@@ -56,9 +54,7 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
 
 
 def parse_reasons(summary: Mapping[str, str]) -> Reasons:
-    """Parse the entry of `reasons_summary`. Return no reasons for the summary of an earlier version or of another
-    program.
-    """
+    """Parse the entry of `reasons_summary`; empty for a summary of an earlier version or of another program."""
     try:
         return reasons_from_json(json.loads(summary.get(NAME, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):

@@ -1,9 +1,9 @@
-"""Plans the search for repeats: selects the table's files that may have rows that a batch repeats, and divides them
-into tasks.
+"""Plans the search for repeats (`dedupe`): selects the table's files with possible repeats, and divides them into
+tasks.
 
-Only rows near the batch in event time are read. Iceberg's scan planning finds the files of these rows, by the table's
-partitions and by the bounds of event time and key. Each task of the first round has some of these files, and all keys
-of the batch. The tasks of the last round each take a part of the batch's own files.
+Only rows near the batch in event time are read. Iceberg's scan planning finds their files, from the table's partitions
+and the bounds of event time and key. Each task of the first round gets some of these files, and all keys of the batch.
+Each task of the last round takes some of the batch's own files.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Maximum number of event-time spans in one scan. If a batch has more spans, those nearest to each other are joined."""
+"""Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
 SHARE_BYTES = 32 * 2**20
-"""Approximate maximum number of bytes that one task of the last round rewrites. Each of these tasks reads the keys of
-the whole batch.
+"""Approximate maximum size in bytes of the files that one task of the last round rewrites. Each of these tasks reads
+the keys of the whole batch.
 """
 
 Span = tuple[int, int]
@@ -56,7 +56,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks that check a batch's staged files for repeats against the table's head.
+    """Plan the tasks that compare a batch's staged files with the table's newest snapshot to find repeats.
 
     Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.
     """
@@ -75,7 +75,9 @@ def plan_repeats(
 
 
 def _divide_staged(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
-    """Divide the files' paths among the tasks of the last round, with about the same bytes for each task."""
+    """Divide the paths of the staged files among the tasks of the last round, with about the same bytes for each
+    task.
+    """
     shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
     sizes = [0] * len(shares)
     for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
@@ -101,7 +103,7 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
 
 
 def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    """Return a filter for rows near the batch in event time, with keys between the batch's minimum and maximum."""
+    """Return a filter for rows whose event time is near the batch and whose keys are within the batch's bounds."""
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
@@ -113,7 +115,7 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
-    """Return the disjoint spans of event time in which repeats may lie, in order."""
+    """Return the disjoint spans of event time (microseconds) in which repeats may lie, in order."""
     within = rules.within_us or 0
     spans: list[Span] = []
     for smallest, greatest in sorted((a - within, b + within) for a, b in bounds):

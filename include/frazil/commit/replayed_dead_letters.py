@@ -1,4 +1,4 @@
-"""Changes dead letters after a replay: removes those that became rows, and extends the error history of the others."""
+"""Updates dead letters after a replay: removes those that became rows, and extends the error history of the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reason = tuple[str, str]
 
 
 def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, Reason]:
-    """Return why dead letters failed again, from the files that the replay staged for these dead letters."""
+    """Return the new error of each dead letter that failed again, from the files that the replay staged for them."""
     columns = [*COORDINATES, "error_class", "error"]
     found: dict[Coordinates, Reason] = {}
     for file in files:
@@ -43,7 +43,8 @@ def replayed_change(
 ) -> RowChange:
     """Return the change of a stream's dead letters after a replay.
 
-    `topic_ids` are the ids of the replayed topics.
+    `replayed` has the offsets that became rows; `failed` has the new errors of the others. `topic_ids` are the ids of
+    the replayed topics.
     """
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
@@ -73,7 +74,7 @@ def dead_letters_at(
 
 
 def _add_errors(rows: pa.Table, again: list[Reason]) -> pa.Table:
-    """Count one more replay of the dead letters, and put each new error before the earlier errors."""
+    """Increase the dead letters' replay count by one, and put each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

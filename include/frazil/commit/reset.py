@@ -37,8 +37,8 @@ class Available:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """The offsets at which logs were truncated before the marker. From these offsets on, Kafka has other records than
-    the table.
+    """The offsets at which logs were truncated before the marker. From there on, Kafka has records that differ from the
+    table's.
     """
 
 
@@ -49,11 +49,13 @@ class BeforeReset:
     marker: Marker | None
     """The marker; None if the marker does not exist or is unreadable."""
     marker_text: str | None
-    """The marker's property as found. A reset is refused if the property has changed since the user saw it."""
+    """The marker's property when it was read. A reset is refused if the property has changed since."""
     held: Offsets
-    """Offsets up to which the table has the stream's records. After a rollback they are before the marker's offsets."""
+    """The next offsets after the stream's records in the table. After a rollback, they are before the marker's
+    offsets.
+    """
     source: SourceIdentity | None
-    """The source that the offsets in `held` belong to."""
+    """The source to which the offsets in `held` belong; None if `held` is unknown."""
     rolled_back: bool
     unknown: str | None = None
     """Why `held` is unknown; None if it is known."""
@@ -61,23 +63,23 @@ class BeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A topic-partition's move from the table's next offset to the next offset of the stream."""
+    """The effect of a reset on one topic-partition: from the table's next offset `held` to the new next offset
+    `target`.
+    """
 
     topic: str
     partition: int
     held: int | None
-    """The next offset after the table's records; None if the table is not known to have a record of this
-    topic-partition.
-    """
+    """The next offset after the table's records; None if the table has no known record of this topic-partition."""
     target: int
     first: int
     end: int
     cut: int | None = None
-    """The offset at which Kafka's log was truncated before `held`; None if the log was not truncated there."""
+    """The offset before `held` at which Kafka's log was truncated; None if it was not."""
 
     @property
     def skipped(self) -> int:
-        """Number of offsets whose records never reach the table."""
+        """Number of offsets whose records the table will never get."""
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property
@@ -98,7 +100,7 @@ class Move:
 
 
 def before_reset(tables: StreamTables) -> BeforeReset:
-    """Read the stream's marker from the table, and determine the offsets up to which the branch has records."""
+    """Read the stream's marker, and determine the offsets up to which main has the stream's records."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     try:
@@ -117,7 +119,7 @@ def before_reset(tables: StreamTables) -> BeforeReset:
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
-    """Whether the branch was rolled back to before the marker."""
+    """Return whether main was rolled back to a snapshot before the marker's."""
     try:
         check_ancestry(table.metadata, marker, table=name)
     except RolledBack:
@@ -126,7 +128,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamp(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Return the wanted offset for every topic-partition that Kafka has, moved into the range of available offsets.
+    """Return the wanted offset of every topic-partition in Kafka, limited to the range of available offsets.
 
     A topic-partition without a wanted offset, such as a new one, begins at its first offset, as it does for a writer.
     """
@@ -137,7 +139,7 @@ def clamp(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
 
 
 def move_before_truncations(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Return the offsets, moved back where Kafka's logs were truncated before them."""
+    """Return the offsets. Where Kafka's log was truncated before an offset, the offset moves back to the truncation."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
@@ -159,10 +161,10 @@ def list_moves(target: Offsets, *, held: Offsets, available: Available) -> tuple
 def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """Return the marker after a reset. Its watermark stays, because a watermark never goes back.
+    """Return the marker after a reset. Its watermark is unchanged, because a watermark never goes back.
 
     `cut` has the offsets at which Kafka's logs were truncated. Topics that the stream no longer reads keep their
-    offsets in case the stream reads them again. Idleness is determined again.
+    offsets, in case the stream reads them again. Which partitions are idle is determined again.
     """
     before = seen.marker
     if before is None:
@@ -182,20 +184,23 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs of offsets that do not move forward. Skipped records may have later leader epochs."""
+    """Return the leader epochs of topic-partitions that do not move forward.
+
+    Skipped records may have later leader epochs.
+    """
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
 def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Return the offsets that Kafka assigns to a second record if the stream goes back to where a log was truncated."""
+    """Return the offsets at which Kafka will have assigned a second record, because a log was truncated there."""
     same = keep_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
-    """Return the ends of the table's records of logs that had other records at the same offsets before."""
+    """Return the end of the table's current records, for logs that were recreated or truncated."""
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
@@ -211,6 +216,6 @@ def _given_up_spans(seen: BeforeReset, before: Marker, target: Offsets, source: 
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Merge the known spans, of topics that were not recreated, with the new spans that are not empty."""
+    """Merge known and new spans. Known spans of recreated topics and empty new spans are dropped."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merge_spans((*kept, *new.items()))

@@ -1,7 +1,7 @@
 """Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have these rows.
 
-Other rows, and files without these rows, stay unchanged. If the table has changed meanwhile, the next attempt begins
-from the table's new state.
+Other rows and files are unchanged. If another commit changes the table first, the next attempt starts again from the
+changed table.
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ IDENTITY = (*DEAD_LETTER_COLUMNS, "stream")
 DeadLetterSource = tuple[str, int, str | None]
 """Topic, partition and topic id. A recreated topic has other records, and another topic id."""
 DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
-"""The offsets of one stream's dead letters, by their source."""
+"""The offsets of one stream's dead letters, by source."""
 
 Choose = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows, from the columns of `IDENTITY` that the table has and the columns in `wanted`."""
+"""Returns a mask of the chosen rows. Receives the columns of `IDENTITY` that the table has, and the columns in
+`RowChange.wanted`.
+"""
 Replace = Callable[[pa.Table], pa.Table]
-"""Returns the replacement of the chosen rows; returns no rows to remove the chosen rows."""
+"""Returns the rows that replace the chosen rows; no rows if the chosen rows are removed."""
 
 
 def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
-    """Return a function that chooses these dead letters, except those that another stream rejected."""
+    """Return a function that chooses these dead letters, except dead letters that another stream rejected."""
 
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
         of_dead_letters = zip(*(rows[name].to_pylist() for name in DEAD_LETTER_COLUMNS), strict=True)
@@ -68,7 +70,7 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
 
 
 def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
-    """Return offset spans that contain the dead letters, one span for each topic-partition."""
+    """Return one offset span per topic-partition that contains all of these dead letters."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
         lowest, end = found.get((topic, partition), (offsets.min(), 0))
@@ -78,7 +80,7 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """The rows to change, and their replacement.
+    """A change of rows: which rows to change, and how.
 
     Its functions are pure, so they may be applied again after another commit changed the table.
     """
@@ -102,7 +104,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class RowChangeWriter:
-    """Prepares the snapshot of a row change in the rounds of one swap, and deletes the files that failed rounds
+    """Prepares the snapshot of a row change for each round of a swap, and deletes the files that failed rounds
     wrote.
     """
 
@@ -116,7 +118,7 @@ class RowChangeWriter:
         return any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt; its snapshot is empty if no row is chosen."""
+        """Return the next attempt. Its snapshot is empty if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
@@ -140,7 +142,7 @@ class RowChangeWriter:
 
 @dataclass(slots=True)
 class _FileRewrite:
-    """One round: copies of the files that have chosen rows."""
+    """One round of a row change: rewrites the files that have chosen rows."""
 
     table: Table
     change: RowChange
@@ -150,7 +152,7 @@ class _FileRewrite:
     """The files that the copies replace, by path."""
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """The change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
+    """Change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -200,7 +202,7 @@ class _FileRewrite:
             yield pa.Table.from_batches([batch])
 
     def base(self, snapshot_id: int) -> Base:
-        """Return the manifests that stay. Manifests whose files were replaced are rewritten."""
+        """Return the manifests that the snapshot keeps. Manifests that list replaced files are rewritten."""
         head = head_of(self.table.metadata)
         stays: list[ManifestFile] = []
         written: list[ManifestFile] = []

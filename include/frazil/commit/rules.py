@@ -1,5 +1,4 @@
-"""The rules that every commit attempt checks on the metadata that it will replace: fence, ancestry, continuity, fitting
-files.
+"""Checks the metadata before every commit attempt: the fence, the ancestry, the continuity, and whether files fit.
 
 Each rule is a pure function that returns a result, or raises the error that stops the writer.
 """
@@ -24,7 +23,7 @@ from frazil.table.branches import MAIN
 
 
 class Continuity(Enum):
-    """Whether a batch continues the marker."""
+    """Whether a batch continues at the marker's offsets."""
 
     COMMIT = "the batch starts at the marker's offsets"
     COMMITTED = "the batch is already in the table"
@@ -76,10 +75,10 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 
 
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
-    """Whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`).
+    """Return whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`).
 
-    Two facts prove it: main's previous snapshot still exists, so no expiry removed the parent, and the snapshot's
-    summary counts only its own files.
+    Two facts prove it: main's previous snapshot still exists, so no expiry removed the parent; and the snapshot's
+    summary only counts its own files.
     """
     if first.parent_snapshot_id is not None:
         return False
@@ -91,8 +90,8 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
 def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
     """Return the snapshot of main right before `first`; None if that snapshot may have expired.
 
-    Java's Iceberg clears main's snapshot log when it replaces a table. Main's snapshots are then those that no other
-    branch has, and the marker's.
+    Java's Iceberg clears main's snapshot log when it replaces a table. In that case, the marker's snapshot and all
+    snapshots that no other branch has count as main's.
     """
     kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
     of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
@@ -111,9 +110,7 @@ def _count(snapshot: Snapshot, key: str) -> int:
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Check that the head of the stream's open branch is that of the stream's last commit. Raises RolledBack if it is
-    not.
-    """
+    """Check that the open branch's head is the one after the stream's last commit. Raises RolledBack otherwise."""
     name = open_branch(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
@@ -128,7 +125,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
 
 
 def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
-    """Check that the offsets belong to these topics. Topics that the marker does not have may be new."""
+    """Check that the offsets belong to these topics. Topics that `known` does not have are treated as new."""
     if known.cluster_id != current.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} has offsets of Kafka cluster {known.cluster_id}, but source.bootstrap-servers now "
@@ -146,7 +143,7 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
 
 
 def continuity(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether a batch continues the marker.
+    """Return whether a batch continues at the marker's offsets.
 
     Topic-partitions that the marker does not have may begin at any offset.
     """
@@ -163,11 +160,11 @@ def continuity(marker: Marker, journal: Journal) -> Continuity:
 
 
 def dead_letter_continuity(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether the dead-letter table has stayed unchanged since a batch was staged.
+    """Return whether the dead-letter table is unchanged since a batch was staged.
 
-    Staging leaves out records that are dead letters in the table already. A dead letter that landed since the staging
-    may therefore be in the batch again, as a dead letter or as a row. A journal of an earlier version assumes that the
-    table has all lower offsets, so the journal's batch continues only if it begins after the table's offsets.
+    Staging leaves out records that are already dead letters in the table. A dead letter that was committed after the
+    staging may therefore be in the batch again, as a dead letter or as a row. A journal of an earlier version assumes
+    that the table has all lower offsets, so its batch continues only if it begins after the table's offsets.
     """
     if marker.fate(journal.key) is Fate.COMMITTED:
         return Continuity.COMMITTED
@@ -183,12 +180,12 @@ def dead_letter_continuity(marker: Marker, journal: Journal) -> Continuity:
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Whether staged files may still be added unchanged to a table whose metadata has changed since the staging.
+    """Return whether staged files may still be added unchanged to a table whose metadata has changed since the staging.
 
-    Files keep the spec and the schema that they were written with. A file may have any spec that the table still lists.
-    The file's schema fits if it has every column that is now required, with the same type or with a type that was
-    safely promoted. No column may have been dropped and added again under its name, because its values would be read as
-    null.
+    Files keep the spec and the schema with which they were written. A file may have any spec that the table still
+    lists. The file's schema fits if it has every column that is now required, with the same type or with a type that
+    was safely promoted. No column may have been dropped and added again under the same name, because its values would
+    be read as null.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

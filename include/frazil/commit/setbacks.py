@@ -1,4 +1,4 @@
-"""Determines why a round of a compare-and-swap failed, and whether another round can succeed."""
+"""Determines why an attempt ("round") of a compare-and-swap failed ("setback"), and whether a retry can succeed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""Maximum number of refusals of the same metadata, after which a swap ends. They take a few seconds.
+"""Number of times the catalog may refuse the same metadata before a swap ends. This takes a few seconds.
 
-A gateway may fail for a moment. A lost race that the catalog reports as a refusal (sequence number too old) changes the
-metadata, so it starts a new count.
+A gateway may fail for a moment. If the catalog reports a lost race as a refusal (sequence number too old), the metadata
+has changed, so the count starts again.
 """
 MAX_FAILURES = 20
-"""Maximum number of failures to prepare a commit on the same metadata, after which a swap ends. They take a minute.
+"""Number of times preparing a commit on the same metadata may fail before a swap ends. This takes a minute.
 
 A storage that returns garbage may recover in that time.
 """
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Errors that planning and merging themselves raise. Server errors of these types are also OSErrors."""
+"""Errors of planning and merging code. Errors from servers that have one of these types are also OSErrors."""
 
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of an error's characters in a log message, because some servers answer with pages."""
+"""Maximum length of an error in a log message, because some servers answer with whole pages."""
 OUTAGE_S = 5.0
-"""Minimum duration of an outage whose end is logged."""
+"""Minimum duration of an outage in seconds for its end to be logged."""
 _FAILED = {
     "load": "{} cannot be loaded",
     "prepare": "a commit to {} cannot be prepared",
@@ -72,13 +72,15 @@ class TableNames:
 
     @property
     def exist(self) -> str:
-        """The verb "exist", in the number of the tables."""
+        """The verb "exist" in singular or plural, to match the number of tables."""
         return "exists" if len(self.identifiers) == 1 else "exist"
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often the catalog refused a change of the same metadata, or the change could not be prepared."""
+    """Counts how often in succession the catalog refused a change of the same metadata, or preparing the change
+    failed.
+    """
 
     names: TableNames
     count: int = 0
@@ -111,19 +113,18 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def is_overtaken(error: Exception) -> bool:
-    """Whether a snapshot was refused because another branch of the table, such as a backfill's, took its sequence
-    number.
+    """Return whether a snapshot was refused because another branch of the table took its sequence number.
 
-    The requirement on the branch still holds in that case, so the conflict is found by the metadata builder of
-    PyIceberg or of the catalog. As after any lost race, the next round checks whether an attempt landed before it
-    proposes again.
+    For example, a backfill committed to its branch. The requirement on this branch still holds in that case, so the
+    conflict is found by the metadata builder of PyIceberg or of the catalog. As after any lost race, the next round
+    checks whether an attempt landed before it proposes again.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """A failed round: a message for the log now, and a message for the error once the retries are over."""
+    """A failed round: a message to log now, and a message for the error if no retry succeeds in time."""
 
     level: int
     now: str
@@ -131,7 +132,10 @@ class Setback:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
-    """Return the setback of a round. Raises errors that another round would not fix."""
+    """Return why a round of the swap failed, if a retry can succeed.
+
+    Re-raises any other error, some as frazil's errors.
+    """
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
@@ -161,7 +165,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failed rounds, except lost races. The first failure and the recovery are logged as warnings."""
+    """A series of failed rounds; lost races do not count. The first failure and the recovery are logged as warnings."""
 
     names: TableNames
     clock: Callable[[], float]

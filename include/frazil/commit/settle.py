@@ -1,5 +1,4 @@
-"""Settles the journals of earlier epochs: commits each journal that continues the marker, or discards it with its
-files.
+"""Settles the journals of earlier epochs: commits each journal that continues the marker, and discards the others.
 
 Runs only after the new epoch is committed to the default table and the dead-letter table; from then on no earlier epoch
 can commit. A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch
@@ -50,8 +49,7 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the other
-    journals.
+    """Commit each journal that continues the marker, without reading Kafka or writing Parquet. Discard the others.
 
     Raises the same errors as `Committer.commit`, except for stale journals.
     """
@@ -76,7 +74,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 
 
 def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
-    """Commit an empty change of the batch number, which fails if a later epoch has begun.
+    """Commit a marker with the next batch number, which fails if a later epoch has begun.
 
     A later epoch may have read a journal before this writer discarded it, and may still commit that journal. A caching
     catalog could hide the later epoch from a plain reload. Raises the same errors as `Committer.commit`.
@@ -98,8 +96,9 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a waiting journal. Raises `StaleBatch` also if the marker is past the journal, for example after a
-    reset.
+    """Commit a waiting journal.
+
+    Also raises `StaleBatch` if the marker is already past the journal, for example after a reset.
     """
     _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:
@@ -121,7 +120,7 @@ def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch in the stream's files, journals, markers, notes and history; 0 if none has an epoch.
+    """Return the highest epoch in the stream's files, journals, markers, notes and history; 0 if there is none.
 
     Epochs are never used twice, not even after the stream was forgotten.
     """

@@ -1,7 +1,7 @@
-"""Writes one snapshot of a branch from staged files: manifests with the files' own spec, the manifest list, and the
+"""Writes one snapshot of a branch from staged files: manifests with the files' own specs, the manifest list, and
 updates.
 
-Uses `pyiceberg.manifest` instead of PyIceberg's `Transaction`. A `Transaction` retries without frazil's precondition,
+Uses `pyiceberg.manifest` instead of PyIceberg's `Transaction`. A `Transaction` retries without frazil's requirements,
 writes every file with the table's default spec, and copies the metadata about fourteen times.
 """
 
@@ -50,9 +50,7 @@ from frazil.table.metadata_times import next_ms
 FOREVER_MS = 2**63 - 1
 
 MAX_SUMMARY_CHARACTERS = 2_000
-"""Maximum characters of a text in a snapshot's summary. Every metadata file contains the text while the snapshot
-exists.
-"""
+"""Maximum length of a text in a snapshot's summary. Every metadata file contains the text while the snapshot exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The manifests that a new snapshot keeps of its branch, and the files that leave the branch.
+    """The manifests that a new snapshot takes over from its branch, and the files that leave the branch.
 
-    In a branch other than main, no manifest marks the files that leave as deleted: main has them, and an expiry that
+    In a branch other than main, no manifest marks the leaving files as deleted: main has them, and an expiry that
     trusts such entries would delete the files.
     """
 
     stays: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """The summary of the previous snapshot, before these files left."""
+    """The summary of the previous snapshot, which still counts these files."""
     written: Sequence[ManifestFile] = ()
     """Manifests of `stays` that were written only for this snapshot, to mark files as deleted."""
 
@@ -86,7 +84,7 @@ class Base:
 class SnapshotWriter:
     """Writes the snapshot of a commit to a branch: its manifests once, and a manifest list for each attempt.
 
-    The first snapshot of a branch other than main has no parent, so the branch has only the files that are committed to
+    The first snapshot of a branch other than main has no parent, so the branch only has the files that are committed to
     it. All attempts have the same snapshot id, because the manifests contain this id. Without files, each attempt has
     its own snapshot id, so that an attempt that landed unnoticed does not block the next attempt.
     """
@@ -97,7 +95,7 @@ class SnapshotWriter:
     """Files that move from another branch of the table to this branch."""
     base: Base | None = None
     apart: Callable[[StagedFile], str] = lambda _: ""
-    """Returns a key. Files with different keys never share a manifest."""
+    """Returns a key for each file. Files with different keys never share a manifest."""
     ahead: int = 0
     """Number of snapshots in the same update that have a lower sequence number."""
     snapshot_id: int | None = None
@@ -162,10 +160,10 @@ class SnapshotWriter:
     def delete_unused(self, table: Table) -> None:
         """Delete the files of failed attempts that `table`, loaded after the attempts, proves unnecessary.
 
-        An attempt that was reported as failed may still land. Its manifest list is unnecessary only if the snapshot is
-        absent and the table has used up the snapshot's sequence number. Every catalog then refuses the attempt, even
-        after a rollback to the attempt's base. A snapshot that landed and expired is absent too, so manifests are
-        unnecessary only if no later snapshot lists them.
+        An attempt that was reported as failed may still land. Its manifest list is unnecessary only if the snapshot
+        does not exist and its sequence number is below the table's next one. Every catalog then refuses the attempt,
+        even after a rollback to the attempt's base. A snapshot that landed and expired does not exist either, so
+        manifests are unnecessary only if no later snapshot lists them.
         """
         waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
@@ -177,7 +175,10 @@ class SnapshotWriter:
                 table.io.delete(path)
 
     def _manifests_in(self, table: Table) -> bool:
-        """Whether one of the written manifests is listed by a snapshot that could have it."""
+        """Return whether a snapshot of the table lists one of the written manifests.
+
+        Only snapshots since the first attempt can.
+        """
         ours = {m.manifest_path for m in self._written}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
@@ -201,8 +202,9 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Group files by content, spec and schema. Files from another branch take any schema that has the spec's
-        columns.
+        """Group files by content, spec and schema.
+
+        Files that move from another branch may use any schema that has the spec's columns.
         """
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
@@ -217,7 +219,7 @@ class SnapshotWriter:
 
 
 def _live_manifests(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """Return the parent's manifests that list live files; readers would open the other manifests needlessly."""
+    """Return the parent's manifests that list live files. Readers would open the other manifests for nothing."""
     manifests = manifests_of(parent, table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
@@ -256,7 +258,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """Return a staged file as a manifest entry, with deserialised bounds and partition values.
+    """Convert a staged file to the data file of a manifest entry, with deserialised bounds and partition values.
 
     Raises ValueError for a file of changes, because such a file never belongs to a table.
     """
@@ -298,7 +300,7 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """Return the added, removed and total counts that every Iceberg writer records, together with frazil's own
+    """Return the summary: the added, removed and total counts that every Iceberg writer records, and frazil's own
     entries.
     """
     metrics = UpdateMetrics()
@@ -327,11 +329,10 @@ def _summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch and keeps its retention settings, because the update replaces the whole
-    reference.
+    """Return the update that moves the branch to the snapshot.
 
-    A new branch other than main never expires, regardless of the table's properties, because only this branch has its
-    rows.
+    Because the update replaces the whole reference, it repeats the branch's retention settings. A new branch other than
+    main never expires, whatever the table's properties say, because only this branch has its rows.
     """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(

@@ -1,4 +1,4 @@
-"""The tables that one stream commits to, with the journals and the storage next to the tables."""
+"""The tables to which one stream commits, with its journals and the storage next to the tables."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class StreamTables:
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """The rule by which the writer keeps open windows out of main. None if the writer commits all rows to main, and for
-    readers.
+    """The rule by which the writer keeps rows of open windows out of main. None for readers, and if all rows are
+    committed to main.
     """
     at_once: CommitTables | None = None
-    """Commits to all tables of a batch in one step; None if the tables are committed one after the other."""
+    """Commits all tables of a batch in one step; None if the tables are committed one after the other."""
     merging: MergeConfig | None = None
-    """How changes are merged into main. None if each record is a row, and for readers."""
+    """How staged files are merged into the tables. None for readers, and if files are appended."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
     """The routed tables that this process has used, by target."""
 
@@ -56,7 +56,7 @@ class StreamTables:
         """Return the stream's tables, with the journals next to the main table, in the main table's storage.
 
         Raises SpecError for a location whose storage is not supported, and for `atomic` if the catalog cannot commit to
-        several tables at once.
+        several tables in one step.
         """
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
@@ -72,13 +72,13 @@ class StreamTables:
         return self.targets["dead-letters"]
 
     def own_table(self) -> OwnTable:
-        """Return what the dead-letter table records of the main table."""
+        """Return the description of the main table that is stored in the dead-letter table's marker."""
         table = self.main.current()
         return OwnTable(self.main.identifier, table.location(), str(table.metadata.table_uuid))
 
     @property
     def store(self) -> ObjectStore:
-        """The storage of the main table, which has the journals."""
+        """The storage of the main table and of the journals."""
         return self.journals.store
 
     def store_of(self, target: Target) -> ObjectStore:
@@ -102,14 +102,14 @@ class StreamTables:
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder for rows whose tables do not exist: the folder of all batches, or that of the batch
-        `key`.
+        """Return the folder for rows whose tables do not exist: of the batch `key`, or of all batches if `key` is
+        None.
         """
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
     def marker(self) -> Marker | None:
-        """Load the marker from the catalog."""
+        """Load the stream's marker from the catalog; None if there is none."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
@@ -119,5 +119,7 @@ class StreamTables:
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 
     def load_marker_with(self, catalog: Catalog) -> Marker | None:
-        """Load the marker with another client of the catalog, for a thread other than the one that commits."""
+        """Load the marker with another catalog client, for a thread other than the committing one; None if there is
+        none.
+        """
         return read_marker(self.main.load_with(catalog).metadata.properties, self.stream)

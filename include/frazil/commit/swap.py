@@ -1,10 +1,10 @@
-"""A compare-and-swap on one table, or on several tables at once, repeated until its outcome is decided.
+"""Performs a compare-and-swap on one or several tables, repeated in rounds until its outcome is decided.
 
 Callers propose a change of the metadata that they receive. Only this module decides the outcome:
 
 - After a conflict, the next round proposes again, on new metadata. The same happens after a refusal while the metadata
-  still changes, because the refusal may have been about the older metadata. A refusal of unchanged metadata ends the
-  swap.
+  still changes, because the refusal may have been about the older metadata. If unchanged metadata is refused
+  repeatedly, the swap ends.
 - After any other failure, the outcome is unknown, because a commit may land after it was reported as failed. The next
   round loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round
   proposes again.
@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
-"""Maximum wait that a server can request (`Retry-After`). A wrong clock must not stop a stream."""
+"""Maximum wait in seconds that a server can request (`Retry-After`). A wrong clock must not stop a stream."""
 
 
 class TableHandle:
     """One table of a catalog, with the metadata that was last loaded or committed.
 
-    The metadata is kept between commits. If another commit came first, a commit fails on the snapshot that it asserts,
-    and only then is the table loaded again. That halves the time of a commit on a table with a long history. The handle
+    The metadata is kept between commits. If another commit came first, the commit fails on the asserted snapshot, and
+    only then is the table loaded again. This halves the time of a commit on a table with a long history. The handle
     never goes back to older metadata, although a caching catalog may return an older state.
     """
 
@@ -63,7 +63,7 @@ class TableHandle:
 
     @classmethod
     def from_table(cls, table: Table) -> TableHandle:
-        """Return a handle for a loaded table. The first use of the handle loads the metadata again."""
+        """Return a handle for a loaded table. The first use of the handle reloads the metadata."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
@@ -100,7 +100,7 @@ class TableHandle:
 
     @property
     def is_another(self) -> bool:
-        """Whether the name now refers to another table than when this handle first loaded the table."""
+        """Whether the name now refers to a different table than when this handle first loaded it."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
@@ -115,13 +115,14 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog) -> Table:
-        """Return the table as another client loads it now, or the known state if that is newer. Does not change the
-        handle.
+        """Return the table as loaded with another client, or the known state if that is newer.
+
+        Does not change the handle.
         """
         return self._newer(catalog.load_table(self.identifier))
 
     def _newer(self, found: Table) -> Table:
-        """Return the newer of the loaded and the known metadata. A recreated table counts as newer."""
+        """Return the newer of the loaded and the known table. A recreated table counts as newer."""
         known = self._newest
         if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
             return found
@@ -136,13 +137,13 @@ class TableHandle:
         self._newest = self._table = self._newer(table)
 
     def forget(self) -> None:
-        """Make the next access load the table again."""
+        """Discard the known metadata, so that the next access reloads the table."""
         self._table = None
 
     def commit(
         self, table: Table, *, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> None:
-        """Attempt one commit. If the commit raises, the next access loads the table again."""
+        """Attempt one commit. If it fails, the next access reloads the table."""
         self._table = None
         self.committed(table, self._catalog.commit_table(table, requirements, updates))
 
@@ -155,27 +156,28 @@ class TableHandle:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """The result of a swap that has nothing (more) to change."""
+    """The result of a swap that has nothing left to change."""
 
     result: T
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """The change to swap in, and the swap's result once the change has landed."""
+    """A proposed change, and the swap's result once the change has landed."""
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and its value that only this change writes.
+    """A property and a value that only this change writes, which prove that the change landed.
 
-    The property is a better proof than the snapshot, which may have expired, or may have been replaced by a later
-    commit.
+    This is a better proof than the snapshot, which may have expired, or may have been replaced by a later commit.
     """
 
     def landed_in(self, table: Table) -> bool:
-        """Whether this change landed and is the latest, according to its `proof`; without a proof, to its snapshot."""
+        """Return whether this change landed and is the latest, according to its `proof`, or to its snapshot without a
+        proof.
+        """
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -183,9 +185,9 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""Returns the change for the next round, or the result, for the current table.
+"""Returns the change for the next round, or `Done`, for the current table.
 
-An exception ends the swap, unless the table has changed since it was loaded: the cause may have been fixed.
+An exception ends the swap, unless the table has changed since it was loaded: the change may have removed the cause.
 """
 
 
@@ -197,15 +199,18 @@ class Written(Protocol):
         """Whether some files may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that `table`, loaded after the last attempt, proves permanently unnecessary."""
+        """Delete the files that are permanently unnecessary.
+
+        `table` was loaded after the last attempt and proves this.
+        """
 
 
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in the change that `propose` returns, and then delete unnecessary files, regardless of how the swap ends.
+    """Swap in the change that `propose` returns, and then delete unnecessary files, whether or not the swap succeeded.
 
-    `written` is read once the swap is over, so `propose` may add to it. Raises the same errors as `swap`.
+    `written` is read only when the swap is over, so `propose` may add to it. Raises the same errors as `swap`.
     """
     try:
         return swap(handle, propose, retry_policy=retry_policy)
@@ -225,12 +230,12 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
 ) -> T:
-    """Commit to several tables, and return the result of the last table, which decides.
+    """Commit to several tables. Returns the result of the last table, whose commit decides the whole.
 
-    With `at_once`, either all tables change, in one step, or no table does. Without it, the tables change in order,
-    each completely or not at all. The last table changes only after all others. After an error or a crash, some of the
-    other tables may have changed without the last. So each `propose` recognises the changes that an earlier attempt
-    left in its table. Raises the same errors as `swap`.
+    With `at_once`, all tables change in one step, or none does. Otherwise the tables change in order, and the last
+    table changes only after all others. After an error or a crash, some tables may have changed without the last one.
+    So each `propose` must recognise the changes that an earlier attempt left in its table. Raises the same errors as
+    `swap`.
     """
     if at_once is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -242,10 +247,10 @@ def commit_snapshots(
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
-    """Delete unused files. Log a failure, which only costs storage and must not hide the result of the swap."""
+    """Delete unused files. A failure is only logged: it costs storage, and must not hide the result of the swap."""
     for files in [found for found in written if found.undecided]:
         try:
-            # The handle forgot the table before each attempt, so this is the state after the last one.
+            # The handle reloads the table after each failed attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
         except NoSuchTableError:
             log.info("table %s no longer exists; unused files of a commit stay in its folder", handle.identifier)
@@ -262,13 +267,14 @@ class RetryPolicy:
     max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns early, with a true value, if the writer is asked to end."""
+    """Waits for a number of seconds. Returns a true value early if the writer is asked to end."""
     report: Callable[[str], None] = lambda _: None
-    """Receives a sentence for each failed round, except for lost races."""
+    """Receives a sentence about each failed round, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait before the next attempt: at least the wait that an overloaded server requests, up to a
-        maximum.
+        """Return the wait before the next attempt, in seconds.
+
+        It is at least the wait that an overloaded server requests, up to `MAX_RETRY_AFTER_S`.
         """
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
@@ -276,7 +282,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[T]):
-    """The changes of one commit, by the index of the table, and the result once the changes have landed."""
+    """The changes of one attempt, by index of the table, and the swap's result once they have landed."""
 
     changes: Mapping[int, Change[T]]
     result: T
@@ -296,13 +302,15 @@ class _Rounds(Generic[T]):
     ) -> None:
         self._commits, self._at_once, self._clock = commits, at_once, clock
         self.proposing_s = 0.0
-        """Time spent on proposals: a merge takes minutes, and a lost race must not end its swap."""
+        """Time spent in `propose`, in seconds. It does not count towards the timeout: a merge takes minutes, and one
+        lost race must not end its swap.
+        """
         self._tried: list[_Attempt[T]] = []
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
-        """Run one round. Raises an exception if the round does not decide the swap."""
+        """Run one round and return the swap's result. Raises an exception if the round does not decide the swap."""
         self.step = "load"
         self.tables = tables = in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
@@ -323,7 +331,7 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def outdated(self) -> bool:
-        """Whether a table has changed since the last round loaded it; False if the table cannot be loaded."""
+        """Return whether a table has changed since the last round loaded it; False if the table cannot be loaded."""
         self.forget()
         with suppress(Exception):  # catalogs' clients raise anything; the error that ended the round matters more
             found = in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -350,12 +358,12 @@ class _Rounds(Generic[T]):
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit the change that `propose` returns for the current table, and repeat until a change has landed.
+    """Commit the change that `propose` returns for the current table. Repeats until a change has landed.
 
-    In every round `propose` receives the metadata that its change will replace. If the table already has an attempt
-    whose response was lost, `propose` is not called.
+    In every round `propose` receives the metadata that its change will replace. It is not called if an earlier attempt,
+    whose response was lost, turns out to have landed.
 
-    Raises `CommitUnavailable` if no round decides the swap within `retry_policy.total_s`, or before the caller is asked
+    Raises `CommitUnavailable` if no round decides the swap within `retry_policy.total_s`, or before the writer is asked
     to end. Raises `CommitRefused` if the catalog refuses the change or the change cannot be prepared, and
     `AccessDenied` if the catalog refuses frazil's credentials.
     """
@@ -363,7 +371,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
 
 
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
-    """Swap several tables in one step with `at_once`, like `swap`. A single table needs no `at_once`."""
+    """Run `swap` for several tables, in one step with `at_once`. A single table needs no `at_once`."""
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)

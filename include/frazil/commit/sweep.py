@@ -1,4 +1,4 @@
-"""Deletes staged files that will never become part of a table, because their batch was closed, or a later batch
+"""Deletes staged files that will never become part of a table: their batch's key was closed, or a later batch
 committed.
 
 A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
@@ -42,21 +42,21 @@ def sweep(
     just_settled: bool = False,
     keys: Sequence[BatchKey] | None = None,
 ) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables; returns the number of files deleted.
+    """Delete staged files of earlier epochs that never became part of the tables. Returns the number of deleted files.
 
-    Safe at any time, from any process, while a writer runs. Batches after the last committed batch are left alone
-    unless this epoch has `just_settled` them: only then is it certain that no writer will commit them.
+    Safe at any time, from any process, while a writer runs. Files of batches after the last committed batch are kept,
+    unless this epoch has `just_settled` the earlier epochs: only then is it certain that no writer will commit them.
 
-    To keep a start short, the sweep skips folders that earlier sweeps covered: batches older than the oldest commit
-    record, and committed batches except the last two of each epoch. It also skips epochs that the marker no longer
-    remembers. `keys` are the keys of the journals that are not folded, if already listed.
+    To keep a start short, the sweep skips batches that earlier sweeps covered. These are batches older than the oldest
+    commit record, and committed batches except the last two of each epoch. Epochs that the marker no longer has are
+    skipped too. `keys` are the keys of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
     if marker is None:
         return 0
     view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _delete_dead_journals(view, below_epoch)
-    # Whether a routed table's file is needed depends only on the default table and the journals.
+    # Only the default table and the journals decide whether a routed table's file is needed.
     return sum(_sweep_table(view, side, below_epoch) for side in _swept_tables(tables))
 
 
@@ -79,9 +79,10 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
-    """Sweep the routed tables, as `sweep` does, right after all earlier epochs were settled.
+    """Sweep the routed tables as `sweep` does, right after all earlier epochs were settled. Returns the number of
+    deleted files.
 
-    Sweeps the tables in parallel, because there may be thousands. The next start retries tables that fail.
+    Sweeps the tables in parallel, because there may be thousands. If a table fails, the next start retries it.
     """
     marker = tables.marker()
     if marker is None or not tables.routed:
@@ -135,7 +136,9 @@ class _SweepState:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def is_passed(self, key: BatchKey) -> bool:
-        """Whether this batch or a later batch is committed, so that no writer will ever commit this batch."""
+        """Return whether this batch or a later one is committed, so that no writer will commit this batch from now
+        on.
+        """
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -156,7 +159,7 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the bare paths of the files that a committed merge added.
+        """Return the bare paths of the files that the committed merge of this batch added.
 
         If the merge's snapshot has expired, returns the bare paths of all files of the table.
         """
@@ -177,7 +180,7 @@ def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
 
 
 def _backfill_of(summary: Summary) -> str:
-    """Return the staging name of a backfill that the snapshot published as a whole."""
+    """Return the staging name of the backfill that a snapshot published."""
     return staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
 
 
@@ -188,8 +191,9 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
-    """Remove journals and closed keys of passed batches that were never committed; a fenced writer may leave such
-    journals.
+    """Delete the journals and closed keys of batches that were never committed and can no longer be.
+
+    A fenced writer may leave such journals.
     """
     dead = [
         key
@@ -203,7 +207,7 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Whether a batch was already swept completely: by its own writer, or by many starts.
+    """Return whether a batch was already swept completely: by its own writer, or by many starts.
 
     A writer sweeps a batch again before it begins the batch after the next. Until then, executors may leave files in
     the batch's folder.
@@ -230,7 +234,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _paths_to_keep_of(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return the bare paths to keep of a committed batch; None to skip the batch's folder.
+    """Return the bare paths of a committed batch's files to keep; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
     merging them. The files of that merge, which no journal names, may become part of the table.
@@ -243,7 +247,7 @@ def _paths_to_keep_of(record: Journal, swept: _SweptTable) -> Set[str] | None:
 
 
 def _closed(view: _SweepState, key: BatchKey) -> bool:
-    """Whether it is certain that no writer will commit this uncommitted batch."""
+    """Return whether it is certain that no writer will commit this uncommitted batch. May close the batch's key."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -255,9 +259,9 @@ def _closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the files of an uncommitted batch that a table may have.
+    """Return the paths of an uncommitted batch's files that a table may nevertheless have.
 
-    Only the dead-letter table may have files of the batch: dead letters can land before their batch is discarded.
+    Only the dead-letter table may have such files: dead letters can land before their batch is discarded.
     """
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
@@ -265,7 +269,7 @@ def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete the files in a committed batch's folders that are no longer needed; returns the number of files deleted.
+    """Delete files in a committed batch's folders that are no longer needed. Returns the number of deleted files.
 
     These are files of failed attempts, and change files once they are merged.
     """
@@ -274,7 +278,7 @@ def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = Tru
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete, as far as possible, the change files of batches that waited for a table and that the table now has."""
+    """Delete change files of batches that waited for a table and that the table now has. Never raises."""
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
@@ -285,18 +289,15 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer discarded before writing a journal; returns the number of files
-    deleted.
-    """
+    """Delete the files of a batch that its own writer discarded before its journal existed. Returns their number."""
     return _sweep_folders(tables, tables.all, key, record=None)
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files that a fenced writer staged for its last batch, and its journal; returns the number of files
-    deleted.
+    """Delete a fenced writer's files and journal of its last batch. Returns the number of deleted files.
 
-    Deletes them only if a later epoch has closed the batch's key or committed a later batch. No writer will then ever
-    commit this batch, even if the marker has changed since it was read. Otherwise the next start decides.
+    Deletes them only if a later epoch has closed the batch's key or committed a later batch. No writer can then commit
+    this batch, even if the marker has changed since it was read. Otherwise the next start decides whether to commit it.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
@@ -354,7 +355,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Whether a batch's files were merged into the table, which therefore has only some of these files, or none."""
+    """Return whether a batch's files were merged into the table, which then has only some of them, or none."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 

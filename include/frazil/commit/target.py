@@ -15,8 +15,9 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Return the description that is needed to write files for the table into a folder; leaves out the streams'
-    markers.
+    """Return the description that is needed to write files for the table into a folder.
+
+    The streams' markers are left out.
     """
     metadata = table.metadata
     return TargetTable(
@@ -39,11 +40,11 @@ _SUFFIX = ".json"
 
 
 def object_path(folder: str, target: Target) -> str:
-    """Return the path of a table's object."""
+    """Return the path of the JSON object that belongs to a table, in a folder with one object per table."""
     return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
 
 
 def list_targets(store: ObjectStore, folder: str) -> set[Target]:
-    """Return the tables that have an object in a folder. Costs one listing for any number of tables."""
+    """Return the tables that have an object in a folder. Needs one listing for any number of tables."""
     names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
     return {unquote(name.removesuffix(_SUFFIX)) for name in names}

@@ -1,12 +1,12 @@
-"""Keeps rows of routed tables that cannot be loaded or created, in files next to the default table, in its format.
+"""Stores rows of routed tables that cannot be loaded or created, in files next to the default table.
 
-The journals of these rows' batches name the files for the routed table. Once the routed table exists, the rows are
-rewritten with the table's columns, and committed like the files of any missing batch. The waiting files are then
-deleted.
+These "waiting files" have the default table's format, and the batches' journals list them as files of the routed table.
+Once the routed table exists, the rows are rewritten with the table's columns, and committed like the files of any
+missing batch. The waiting files are then deleted.
 
-A record next to the rewritten files names them, so each attempt and each start commits the same files while they exist.
-A note next to the waiting files has the value for which the table is created, and why the table does not exist. The
-note also has the batch up to which an operator discarded the rows.
+A record next to the rewritten files lists them, so that every attempt and every start commits the same files. A note
+next to the waiting files has the value for which the table is created, and why the table does not exist. The note also
+has the batch up to which an operator discarded the rows.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 REWRITTEN_FOLDER = "waited"
-"""The folder for rewritten rows, in the table's folder of the stream; it has one folder per batch.
+"""The folder for rewritten rows, below the stream's folder in the table; it has one folder per batch.
 
-A batch never has this name, so no sweep takes these files for staged files. Orphan clean-up leaves the folder alone
-until the table has the batch.
+A batch folder never has this name, so no sweep mistakes these files for staged files. Orphan clean-up skips the files
+of a batch until the table has the batch.
 """
 RECORD = "files.json"
-"""The name of the record, which names the files in its folder that the table can take."""
+"""The name of the record, which lists the rewritten files in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Note:
     value: str | None
     """The value for which the table template creates the table; None for a table that the route names."""
     reason: str
-    """Why the last attempt of a batch could not load or create the table."""
+    """Why the last attempt to load or create the table failed."""
     given_up: BatchKey | None = None
-    """The last batch whose rows an operator discarded for this table."""
+    """The last batch whose rows for this table an operator discarded; None if no rows were discarded."""
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
@@ -68,18 +68,19 @@ def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target:
 
 
 def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Whether all rows of these batches for the table wait next to the default table.
+    """Return whether all rows of these batches for the table wait next to the default table.
 
-    In that case the table never existed while these batches were staged.
+    If so, the table did not exist while any of these batches was staged.
     """
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table. Files that wait elsewhere are replaced by rewritten files.
+    """Return a batch's files for the table. Files that are outside of the table's folders are replaced by rewritten
+    files.
 
-    Files wait next to the default table, or in the folder of the table that had the name before. The latter happens if
-    an operator lets the new table continue while a running writer still uses the old one. An earlier attempt, by this
+    Such files are next to the default table, or in the folder of the table that had the name before. The latter happens
+    if an operator accepts the new table while a running writer still uses the old one. An earlier attempt, by this
     writer or another, may already have written the new files.
     """
     files = journal.staged_for(target)
@@ -105,8 +106,7 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite the rows of `files`, which are files of the default table or of a former table, as new files of the
-    table.
+    """Rewrite the rows of `files` (of the default table or a former table) as new files of the table.
 
     Never overwrites a file.
     """
@@ -137,7 +137,7 @@ def rewrite_files(
 
 
 def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the waiting files of batches that the table now has. The next start deletes the files that remain."""
+    """Delete the waiting files of batches that the table now has. If this fails, the next start deletes them."""
     waited = [journal for journal in journals if has_waiting_files(tables, [journal], target)]
     if not waited:
         return
@@ -153,7 +153,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete files that no table waits for, right after all earlier epochs were settled.
+    """Delete files for which no table waits any longer, right after all earlier epochs were settled.
 
     `complete` is the last batch that all tables have, according to the default table's marker. A note is kept until
     `complete` reaches the batch up to which rows were discarded.
@@ -191,7 +191,7 @@ def write_note(tables: StreamTables, note: Note) -> None:
 
 
 def drop_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table, without those that an operator discarded."""
+    """Return the batches whose rows still wait for a table, except batches whose rows an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 

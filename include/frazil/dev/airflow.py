@@ -1,8 +1,8 @@
 """An Airflow for development, the demo and tests: four components, each in its own session, with SQLite, on loopback.
 
-`airflow standalone` leaves child processes behind when it is killed. Here each component is a server of
-`frazil.dev.process`, and is ended by its process record. Unlike `airflow standalone`, this does *not* restart a dead
-component. It does not serve logs to other machines either, because log servers listen on every network interface; on
+`airflow standalone` leaves child processes behind when it is killed. Here, each component is a server of
+`frazil.dev.process`, which is stopped through its process record. Unlike `airflow standalone`, a dead component is
+*not* restarted. Logs are not served to other machines either, because log servers listen on every network interface; on
 one machine, the API server reads the log files.
 """
 
@@ -34,10 +34,11 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 READY_WITHIN_S = 240
 STOP_GRACE_S = 5
-"""Seconds after which a component that still runs is killed.
+"""Seconds after which a component that is still running is killed.
 
-The scheduler waits for its tasks to end, and the tasks wait for an API server that is already gone. The next start runs
-these tasks again."""
+The scheduler waits for its tasks to end, but the tasks wait for an API server that has already stopped. The next start
+runs these tasks again.
+"""
 
 SPARK_POOL = "frazil_spark"
 
@@ -51,10 +52,10 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
 class EmbeddedAirflow(process.Embedded):
-    """An Airflow with its database, logs, secrets and process records in one folder, `home`.
+    """An Airflow with its database, logs, secrets and process records in the folder `home`.
 
-    DAGs and plugins come from the checkout; `dags` names another DAG folder. `extra` overrides the environment of its
-    processes. FRAZIL_HOME and FRAZIL_STREAMS are passed to them as absolute paths.
+    DAGs and plugins come from the checkout; `dags` names a different DAG folder. `extra` overrides environment
+    variables of its processes. FRAZIL_HOME and FRAZIL_STREAMS are passed to them as absolute paths.
     """
 
     def __init__(  # noqa: PLR0913 - each by its name
@@ -80,11 +81,11 @@ class EmbeddedAirflow(process.Embedded):
 
     @property
     def password(self) -> str:
-        """The password of the user `admin`, created at the first start."""
+        """The password of the user `admin`, which is created at the first start."""
         return self.password_of("admin")
 
     def password_of(self, user: str) -> str:
-        """Return the password of the user `admin`, `op` or `viewer`; each user has the role of the same name."""
+        """Return the password of the user `admin`, `op` or `viewer`. Each user has the role of the same name."""
         return str(self._passwords()[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
@@ -98,9 +99,7 @@ class EmbeddedAirflow(process.Embedded):
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for the components: this process's environment, with this Airflow's settings replacing
-        others.
-        """
+        """Return the environment of the components: this process's environment, with the settings of this Airflow."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
@@ -142,20 +141,20 @@ class EmbeddedAirflow(process.Embedded):
         return self
 
     def stop(self) -> None:
-        """End all components and their tasks. Writers that tasks launched are detached processes and keep running."""
+        """Stop all components and their tasks. Writers that tasks launched are detached processes and keep running."""
         process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
-        """Kill one component, like a crash."""
+        """Kill one component, as in a crash."""
         if server := self.server(component):
             process.kill(server)
 
     def start_component(self, component: Component) -> None:
-        """Start one component that was killed; do nothing if it runs."""
+        """Start one component that was killed. Does nothing if it is running."""
         self._launch(component)
 
     def server(self, component: Component) -> process.Server | None:
-        """Return a component's process; None if it does not run."""
+        """Return a component's process; None if it is not running."""
         return process.find(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:
@@ -190,7 +189,7 @@ class EmbeddedAirflow(process.Embedded):
         return self.home / "spark.conf"
 
     def _spark_connection(self) -> str:
-        """Return the Airflow connection with which batch Spark applications run on the configured master.
+        """Return the Airflow connection through which batch Spark applications run on the configured master.
 
         A connection of the same name in the environment overrides it.
         """
@@ -211,7 +210,7 @@ class EmbeddedAirflow(process.Embedded):
         return passwords
 
     def _make_secrets(self) -> None:
-        """Create the secrets in this folder at the first start, readable only by the owner."""
+        """Create the secrets in this folder at the first start. Only their owner can read them."""
         make_folder(self.home)
         _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
@@ -240,13 +239,13 @@ class EmbeddedAirflow(process.Embedded):
             "API__WORKERS": 1,
             "API__SECRET_KEY": secret["session"],
             "API_AUTH__JWT_SECRET": secret["jwt"],
-            # People who edit a DAG or a stream wait for these; the defaults are minutes.
+            # Users who edit a DAG or a stream wait for these intervals; the defaults are minutes.
             "DAG_PROCESSOR__REFRESH_INTERVAL": 5,
             "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": 10,
         }
 
     def _migrate(self) -> None:
-        """Create or upgrade the database, once for each version of Airflow."""
+        """Create or upgrade the database, once per version of Airflow."""
         marker = self.home / f"migrated-{version('apache-airflow')}"
         if marker.exists():
             return
@@ -258,7 +257,7 @@ class EmbeddedAirflow(process.Embedded):
         marker.touch()
 
     def _make_spark_pool(self) -> None:
-        """Create a pool that allows one batch Spark application at a time, because each gets all cores."""
+        """Create a pool that allows one batch Spark application at a time, because each application uses all cores."""
         client = self.client()
         pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
         for last_attempt in (False, False, True):
@@ -266,14 +265,14 @@ class EmbeddedAirflow(process.Embedded):
                 if all(found["name"] != SPARK_POOL for found in client.call("GET", "/api/v2/pools")["pools"]):
                     client.call("POST", "/api/v2/pools", json=pool)
             except EnvironmentUnusable:
-                # While its components start, Airflow may lock SQLite for longer than a request waits.
+                # While its components start, Airflow may lock SQLite for longer than the timeout of a request.
                 if last_attempt:
                     raise
             else:
                 return
 
     def _launch(self, component: Component) -> bool:
-        """Start a component unless it runs already. Returns whether it was started."""
+        """Start a component unless it is already running. Returns whether it was started."""
         if self.server(component):
             return False
         command = [sys.executable, "-m", "airflow", *_COMMANDS[component]]

@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API, with the calls that the demo and the tests need."""
+"""A small client of Airflow's REST API, with only the calls that the demo and the tests need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Json = dict[str, Any]
 class AirflowClient:
     """Calls one Airflow as one user. Signs in at the first call, and again when the token has expired.
 
-    Methods return Airflow's JSON. If Airflow refuses a call, they raise EnvironmentUnusable with method, path, status
-    and Airflow's reason.
+    Methods return Airflow's JSON. If Airflow refuses a call, they raise EnvironmentUnusable with the method, path,
+    status and Airflow's reason.
     """
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
@@ -28,7 +28,7 @@ class AirflowClient:
         self._signing_in = threading.Lock()
 
     def token(self) -> str:
-        """Return the current bearer token; sign in if there is no token yet."""
+        """Return the current bearer token. Signs in if there is no token yet."""
         with self._signing_in:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
@@ -52,7 +52,7 @@ class AirflowClient:
         return _checked(answer, method, path)
 
     def health(self) -> Json:
-        """Return the status and last heartbeat of each component; works without sign-in."""
+        """Return the status and last heartbeat of each component. Needs no sign-in."""
         return _checked(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
 
     def dags(self, **params: str | int | bool) -> list[Json]:
@@ -65,7 +65,9 @@ class AirflowClient:
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
-        """Wait until a DAG is parsed. After `within_s`, raises EnvironmentUnusable with Airflow's import errors."""
+        """Wait until a DAG is parsed. After `within_s` seconds, raises EnvironmentUnusable with Airflow's import
+        errors.
+        """
 
         def parsed() -> Json | None:
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
@@ -95,19 +97,19 @@ class AirflowClient:
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
-        """Mark a task as success or failed, like the UI does."""
+        """Mark a task as success or failed, as the UI does."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         return self.call("PATCH", path, json={"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, *task_ids: str) -> Json:
-        """Clear the named tasks of a run, or all its tasks if none are named, like the UI does."""
+        """Clear the given tasks of a run, or all its tasks if none are given, as the UI does."""
         body: Json = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
         if task_ids:
             body["task_ids"] = list(task_ids)
         return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
 
     def log(self, dag_id: str, run_id: str, task_id: str) -> str:
-        """Return the events in the log of a task's newest try, one per line, as the UI shows them."""
+        """Return the log events of a task's newest try, one per line, as the UI shows them."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         tried = self.call("GET", path)["try_number"] or 1
         lines = self.call("GET", f"{path}/logs/{tried}", params={"full_content": True})["content"]
@@ -125,7 +127,7 @@ class AirflowClient:
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         """Send a request over a new connection.
 
-        Calls are few, and a connection that stays open would outlive an API server that a test kills.
+        There are few calls, and a connection that is kept open would outlive an API server that a test kills.
         """
         try:
             return httpx.request(method, f"{self.url}{path}", timeout=30, trust_env=False, **request)

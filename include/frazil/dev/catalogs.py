@@ -1,4 +1,4 @@
-"""Writes the `.pyiceberg.yaml` for the embedded object store and the embedded PostgreSQL."""
+"""Writes the `.pyiceberg.yaml` for the embedded object store and the embedded PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILE = ".pyiceberg.yaml"
 def catalogs(
     *, store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, local_warehouse: Path
 ) -> dict[str, dict[str, str]]:
-    """Return the properties of the catalogs `rest` and `postgres` by name; the first is the default catalog.
+    """Return the properties of the catalogs `rest` and `postgres`, by name. The first one is the default catalog.
 
-    Tables of the catalog `postgres` are in the object store if there is one, else in a local folder.
+    The tables of the catalog `postgres` are in the object store if there is one, otherwise in a local folder.
     """
     found: dict[str, dict[str, str]] = {}
     if store is not None:
@@ -38,9 +38,9 @@ def write_configuration(
     local_warehouse: Path,
     default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write the configuration file for these catalogs, readable only by its owner, and return the catalogs' names.
+    """Write the configuration file for these catalogs, and return their names. Only the file's owner can read it.
 
-    `default` names the default catalog; without it, the first catalog is the default.
+    `default` names the default catalog; otherwise the first catalog is the default.
     """
     found = catalogs(store=store, database=database, local_warehouse=local_warehouse)
     text = yaml.safe_dump({"default-catalog": default or next(iter(found)), "catalog": found}, sort_keys=False)

@@ -1,8 +1,8 @@
 """A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
 A KRaft broker and its controller run in one JVM. The broker does *not* replicate, flush on every write, or authenticate
-clients unless its settings say so. It keeps records forever, whatever their timestamps, so that a test can send events
-of last year.
+clients, unless its settings say so. It keeps records forever, whatever their timestamps, so that a test can send last
+year's events.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ log.cleaner.dedupe.buffer.size=16777216
 class EmbeddedKafka(process.EmbeddedServer):
     """A broker with its data, log and process record in one folder.
 
-    Later starts in the same folder reuse the port of the first start, unless `port` is given. If a broker already runs
-    in the folder, it is used as it is, even if another process started it. Clients without credentials use `port`.
-    Additional `listeners` map names to ports, and need `settings`: broker settings that override the ones in this
-    module.
+    Later starts in the same folder reuse the port of the first start, unless `port` is given. If a broker is already
+    running in the folder, it is used unchanged, even if another process started it. Clients without credentials use
+    `port`. Additional `listeners` map names to ports. They need `settings`: broker settings that override the ones in
+    this module.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "Kafka", "kafka", 120
@@ -94,7 +94,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         return self.bootstrap
 
     def admin(self) -> AdminClient:
-        """Return an admin client of the broker, for everything that this class does not offer."""
+        """Return an admin client of the broker, for operations that this class does not offer."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
@@ -154,7 +154,7 @@ class EmbeddedKafka(process.EmbeddedServer):
 
 def _format(java: list[str], properties: Path, data: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # With `=`, because one id in 64 begins with a dash.
+    # With `=`, because one id in 64 begins with a dash, which would look like an option.
     command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
     done = subprocess.run(
         command, env=process.server_environment(), capture_output=True, text=True, check=False, timeout=120

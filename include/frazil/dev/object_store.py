@@ -25,26 +25,28 @@ from frazil.home import make_folder
 
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
-"""The bucket for tables of a catalog that is not the store's own, for example of a catalog in PostgreSQL."""
+"""The bucket for tables of other catalogs than the store's own, for example of a catalog in PostgreSQL."""
 LAKE = "lake"
-"""The table bucket of the store's REST catalog. S3 shows its objects, but only the catalog creates tables in it."""
+"""The table bucket of the store's REST catalog. S3 shows its objects, but only the catalog can create tables in it."""
 STATE_FILE = "object-store.json"
 
 _SOCKETS = Path("/tmp")
-"""Folder of the sockets between SeaweedFS's own components."""
+"""Folder of the sockets through which SeaweedFS's own components communicate."""
 _FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
-"""Matches a log line with the error that ended the server; the stack traces of its goroutines follow this line."""
+"""Matches a log line with the error that ended the server. Stack traces of its goroutines follow this line."""
 _ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """State of the store that later starts in the same folder reuse."""
+    """The part of a store's state that later starts in the same folder reuse."""
 
     s3_port: int
     catalog_port: int
     inner_ports: tuple[int, ...]
-    """Seven ports: of master, volume server and filer, each followed by its gRPC port; then S3's gRPC port."""
+    """Seven ports: those of the master, the volume server and the filer, each followed by its gRPC port; then S3's gRPC
+    port.
+    """
     key: str
     secret: str
 
@@ -52,11 +54,13 @@ class _State:
 class EmbeddedObjectStore(process.EmbeddedServer):
     """An object store with its data, log and process record in one folder.
 
-    Later starts in the same folder reuse ports and keys. If a store already runs in the folder, it is used as it is.
+    Later starts in the same folder reuse ports and keys. If a store is already running in the folder, it is used
+    unchanged.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "the object store", "object-store", 180
-    # What it has acknowledged is written. Its orderly end waits 15 s for its own parts, which are its own clients.
+    # Acknowledged data is already on disk. A regular stop waits 15 s for SeaweedFS's own components, which are its
+    # clients.
     STOP_GRACE_S = 3
 
     def __init__(self, folder: Path, *, port: int | None = None, catalog_port: int | None = None) -> None:
@@ -87,7 +91,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def rest_catalog(self) -> dict[str, str]:
-        """Return the properties of the REST catalog, which requires signed requests."""
+        """Return the properties of the store's REST catalog, which requires signed requests."""
         return {
             "type": "rest",
             "uri": self.catalog_uri,
@@ -107,7 +111,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
                 left.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
-        """Return a botocore client for this store; the service is `s3` or `s3tables`."""
+        """Return a botocore client for this store. The service is `s3` or `s3tables`."""
         from botocore.session import get_session  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
         return get_session().create_client(
@@ -120,9 +124,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
-        """Return the ports of S3 and of the catalog that the last start in this folder used; None before the first
-        start.
-        """
+        """Return the ports of S3 and of the catalog at the last start in this folder; None before the first start."""
         state = _read(folder)
         return (state.s3_port, state.catalog_port) if state else None
 
@@ -164,9 +166,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return fatal[-1] if fatal else super()._last_words()
 
     def _made_buckets(self) -> bool:
-        """Return whether both buckets exist and accept an object.
+        """Create the two buckets if necessary. Returns whether both exist and accept an object.
 
-        The volume server becomes available a while after S3 answers.
+        The volume server only becomes available some time after S3 starts to answer.
         """
         from botocore.exceptions import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
             BotoCoreError,
@@ -219,9 +221,9 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
         "-master.volumeSizeLimitMB=1024",
         f"-volume.port={volume}",
         f"-volume.port.grpc={volume_grpc}",
-        # Each bucket takes seven. By default there are as many as would fit on the disk if they were full.
+        # Each bucket needs seven volumes. The default is the number of full volumes that would fit on the disk.
         "-volume.max=1000",
-        # By default it takes no object once a hundredth of the disk is left, which is gigabytes of a large disk.
+        # By default no object is accepted once 1 % of the disk is left, which is gigabytes on a large disk.
         "-volume.minFreeSpace=128MiB",
         "-volume.preStopSeconds=0",  # no other server waits for its end
         f"-filer.port={filer}",

@@ -1,4 +1,5 @@
-"""PostgreSQL on loopback, for development, the demo and tests: a catalog like in production; never for real data.
+"""A PostgreSQL server on loopback for development, the demo and tests, as a production-like catalog; never for real
+data.
 
 The programs come from the wheel `pgserver`, or from the system if the wheel is not installed. PostgreSQL refuses to run
 as root, so a root user starts it as the user `postgres`, or as `nobody` if that user does not exist.
@@ -26,15 +27,15 @@ PORT_FILE = "port"
 PASSWORD_FILE = "password"
 
 _SYSTEM = Path("/usr/lib/postgresql")
-"""Debian's folder with the programs of each PostgreSQL version, which is not on the PATH."""
+"""Debian's folder with the programs of each PostgreSQL version. It is not on the PATH."""
 
 
 class EmbeddedPostgres(process.EmbeddedServer):
     """A PostgreSQL server with its log and process record in one folder.
 
-    Its data are in the same folder, unless `data` names another one. Tests that run as root need this, because the
-    server then runs as another user, who must be able to reach its data. Later starts in the same folder reuse port and
-    password. If a server already runs in the folder, it is used as it is.
+    Its data is in the same folder, unless `data` names a different one. Tests that run as root need `data`, because the
+    server then runs as another user, who must be able to access it. Later starts in the same folder reuse the port and
+    password. If a server is already running in the folder, it is used unchanged.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "PostgreSQL", "postgres", 60
@@ -55,9 +56,9 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
     def stop(self) -> None:
-        """Stop the server, and end its clients' sessions. Its data stay."""
+        """Stop the server, and end its clients' sessions. Its data is kept."""
         if server := self.server():
-            # By SIGTERM alone it would wait for its clients.
+            # With SIGTERM alone, it would wait for its clients.
             with suppress(ProcessLookupError):
                 os.kill(server.pid, signal.SIGINT)
         super().stop()
@@ -147,7 +148,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
 
 def _programs() -> Path:
-    """Return the folder of PostgreSQL's programs."""
+    """Return the folder of PostgreSQL's programs. Raises MissingExtra if it is not found."""
     spec = find_spec("pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
@@ -172,7 +173,7 @@ def _other_user() -> str:
 
 
 def _as_another_user() -> list[str]:
-    """Return the command prefix with which root runs a program as another user; empty for other users."""
+    """Return the command prefix with which root runs a program as another user; empty if this user is not root."""
     if os.geteuid() != 0:
         return []
     user = pwd.getpwnam(_other_user())

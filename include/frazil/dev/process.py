@@ -1,8 +1,9 @@
-"""Servers on a development machine. Each runs in its own session, and a record in a file identifies it to end it later.
+"""Starts and stops servers on a development machine. Each runs in its own session, and a record in a file identifies
+it.
 
-A record has the server's pid and start time, so that no other process with a reused pid is ever signalled. It is
+A record has the server's pid and start time, so that another process that reuses the pid is never signalled. It is
 written before a signal can interrupt the caller. So after a Ctrl-C, a `kill -9` or a reboot, the folder of records
-lists all servers that may still run.
+lists all servers that may still be running.
 """
 
 from __future__ import annotations
@@ -31,29 +32,29 @@ from frazil.host.processes import has_ended
 VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}
 )
-"""Environment variables that embedded servers get."""
+"""Environment variables that are passed to embedded servers."""
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
-"""Range from which free ports are chosen; it is below the range that the system uses for outgoing connections."""
+"""Range from which free ports are chosen. It is below the range that the system uses for outgoing connections."""
 
 _POLL_S = 0.1
 _SAME_START_S = 0.5
-"""Largest difference in seconds between two readings of one process's start time, which differ only by rounding."""
+"""Maximum difference in seconds between two readings of the same process's start time, because of rounding."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _chosen_ports: set[int] = set()
-"""Ports that this process has chosen already; their servers may not listen yet."""
+"""Ports that this process has already chosen. Their servers may not be listening yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A process that leads its own session."""
+    """A server process, which is the leader of its own session."""
 
     name: str
     pid: int
     started_at_s: float
-    """Start time in seconds since the epoch, as the system reports it."""
+    """Start time in seconds since 1970, as the system reports it."""
     log: str
 
     def record(self, folder: Path) -> Path:
@@ -61,15 +62,15 @@ class Server:
 
 
 class Embedded(ABC):
-    """A server, or a group of servers, that starts and stops as a context manager."""
+    """A server or a group of servers, which starts and stops as a context manager."""
 
     @abstractmethod
     def start(self) -> Self:
-        """Start the servers that do not run yet, and wait until they are ready."""
+        """Start the servers that are not running, and wait until they are ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the servers that run. Their data stay."""
+        """Stop the servers that are running. Their data is kept."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -81,10 +82,10 @@ class Embedded(ABC):
 
 
 class EmbeddedServer(Embedded):
-    """A server with its data, log and process record in one folder. The server may start child processes."""
+    """A server with its data, log and process record in one folder. It may start child processes."""
 
     TITLE: ClassVar[str]
-    """Name of the server in messages."""
+    """The server's name in messages."""
     RECORD: ClassVar[str]
     READY_WITHIN_S: ClassVar[float]
     STOP_GRACE_S: ClassVar[float] = 20
@@ -94,11 +95,11 @@ class EmbeddedServer(Embedded):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Address of the server."""
+        """The address of the server, for clients."""
 
     @abstractmethod
     def _wanted_ports(self) -> str:
-        """Return the requested ports, in words, if the server already runs on other ports; otherwise an empty text."""
+        """Describe the server's actual ports if it is already running on other ports than requested; else return ""."""
 
     @abstractmethod
     def _launch(self) -> None:
@@ -106,14 +107,14 @@ class EmbeddedServer(Embedded):
 
     @abstractmethod
     def _missing(self) -> str | None:
-        """Check whether the server is ready: None if it is; otherwise the reason, or an empty text."""
+        """Return None if the server is ready; otherwise the reason why it is not, or an empty string if unknown."""
 
     def _last_words(self) -> str:
-        """Return why the server ended, from its log."""
+        """Return the lines of the log that say why the server ended."""
         return last_lines(self.log)
 
     def start(self) -> Self:
-        """Start the server, unless it already runs, and wait until it is ready.
+        """Start the server unless it is already running, and wait until it is ready.
 
         Raises EnvironmentUnusable (a port is taken, the server does not start, or a program or jar cannot be obtained),
         MissingExtra.
@@ -136,12 +137,12 @@ class EmbeddedServer(Embedded):
         stop_all(recorded(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, like a crash. Its data stay, and `start` continues with them."""
+        """Kill the server with SIGKILL, as in a crash. Its data is kept, and the next `start` uses it."""
         if server := self.server():
             kill(server)
 
     def server(self) -> Server | None:
-        """Return the server's process; None if it does not run."""
+        """Return the server's process; None if it is not running."""
         return find(self.RECORD, self.folder)
 
     def _wait_until_ready(self) -> None:
@@ -162,19 +163,17 @@ class EmbeddedServer(Embedded):
 
 
 def server_environment() -> dict[str, str]:
-    """Return the variables that an embedded server needs from this process's environment, without the shell's
-    secrets.
-    """
+    """Return the environment variables that an embedded server needs. The shell's secrets are left out."""
     return {name: value for name, value in os.environ.items() if name in VARIABLES or name.startswith("LC_")}
 
 
 def start(
     name: str, command: Sequence[str | Path], *, records: Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> Server:
-    """Start a server detached from this terminal and session; its output is appended to `log`.
+    """Start a server, detached from this terminal and session. Its output is appended to `log`.
 
-    Without `environment`, it gets `server_environment()`. The record is `<records>/<name>.process.json`. Ctrl-C and
-    SIGTERM are delayed until the record is written.
+    Without `environment`, the server gets `server_environment()`. The record is `<records>/<name>.process.json`. Ctrl-C
+    and SIGTERM are delayed until the record is written.
     """
     for folder in (records, log.parent):
         make_folder(folder)
@@ -203,7 +202,7 @@ def start(
 
 
 def recorded(records: Path) -> list[Server]:
-    """Return all servers recorded in a folder, running or not, in the order of their start."""
+    """Return all servers that are recorded in a folder, running or not, ordered by start time."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -212,7 +211,7 @@ def recorded(records: Path) -> list[Server]:
 
 
 def find(name: str, records: Path) -> Server | None:
-    """Return the server of that name if it still runs; otherwise remove its record and return None."""
+    """Return the server of this name; None if it is not running. In that case, its record is removed."""
     for server in recorded(records):
         if server.name == name:
             if is_alive(server):
@@ -223,8 +222,9 @@ def find(name: str, records: Path) -> Server | None:
 
 
 def is_alive(server: Server) -> bool:
-    """Return whether exactly this process still runs. A zombie, or another process with the same pid, does not
-    count.
+    """Return whether exactly this process is still running.
+
+    A zombie does not count, nor does another process with the same pid.
     """
     with suppress(ChildProcessError):
         os.waitpid(server.pid, os.WNOHANG)
@@ -236,12 +236,15 @@ def is_alive(server: Server) -> bool:
 
 
 def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """End the server and its whole session, and remove its record: SIGTERM first, SIGKILL after `grace_s` seconds."""
+    """Stop the server and its whole session, and remove its record.
+
+    Sends SIGTERM, and after `grace_s` seconds SIGKILL.
+    """
     stop_all([server], records=records, grace_s=grace_s)
 
 
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """End several servers as `stop` does; all get SIGTERM before this waits for the first."""
+    """Stop several servers as `stop` does. All of them get SIGTERM before the first is awaited."""
     _signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _signal(servers, signal.SIGKILL)
@@ -251,20 +254,20 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
 
 
 def kill(server: Server) -> None:
-    """Kill the whole session with SIGKILL and wait until it has ended, like a crash. The record stays."""
+    """Kill the whole session with SIGKILL, as in a crash, and wait until it has ended. The record is kept."""
     _signal([server], signal.SIGKILL)
     _wait_until_gone([server], deadline=time.monotonic() + 10)
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """Return the last lines of a log, to explain why a server did not start."""
+    """Return the last `count` lines of a log, to explain why a server did not start; empty without a log."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
 def free_port() -> int:
-    """Return a free port on loopback from `PORTS`. This process does not return the same port twice."""
+    """Return a free port on loopback from `PORTS`. Within this process, each port is returned only once."""
     for _ in range(200):
         port = random.choice(PORTS)
         if port not in _chosen_ports and is_free(port):
@@ -274,7 +277,7 @@ def free_port() -> int:
 
 
 def answers(port: int) -> bool:
-    """Return whether a server accepts connections on this port of loopback."""
+    """Return whether a server accepts connections on this loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
@@ -283,7 +286,7 @@ def answers(port: int) -> bool:
 def require_free_port(port: int, *, what: str, option: str) -> None:
     """Raise EnvironmentUnusable if the port is taken.
 
-    The error names the process that has the port, if visible, and the option with which to choose another port.
+    The error names the process that uses the port, if known, and the option with which to choose another port.
     """
     if not is_free(port):
         raise EnvironmentUnusable(
@@ -293,7 +296,7 @@ def require_free_port(port: int, *, what: str, option: str) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this port of loopback."""
+    """Return whether a server could listen on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -323,7 +326,7 @@ def _same_start(process: psutil.Process, server: Server) -> bool:
 
 
 def _members(server: Server) -> list[int]:
-    """Return the live processes of the server's session.
+    """Return the pids of the live processes in the server's session.
 
     The session may outlive its leader. The leader's pid is not reused before the session has ended.
     """
@@ -349,8 +352,8 @@ def _session(pid: int) -> int | None:
 def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
     """Send a signal to the servers.
 
-    SIGTERM goes to the process group of a live leader, which then ends its children. Any other signal goes to every
-    process of the session.
+    If a server's leader is alive, SIGTERM goes to its process group, and the leader then ends its children. Any other
+    signal goes to every process of the session.
     """
     for server in servers:
         members = _members(server)

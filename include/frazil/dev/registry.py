@@ -25,7 +25,7 @@ from frazil.home import make_folder
 from frazil.spark import jars
 
 PORT_FILE = "port"
-# It waits for people and tests: what starts fast matters more than what runs fast.
+# Users and tests wait for the registry to start, so a fast start matters more than speed.
 _JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _MAIN = "quarkus-run.jar"
 
@@ -33,7 +33,7 @@ _MAIN = "quarkus-run.jar"
 class EmbeddedRegistry(process.EmbeddedServer):
     """A schema registry with its data, log and process record in one folder.
 
-    Later starts in the same folder reuse the port, unless `port` is given, and keep the schemas with their ids.
+    Later starts in the same folder reuse the port, unless `port` is given, and keep the schemas and their ids.
     `settings` are additional properties of Apicurio.
     """
 
@@ -73,7 +73,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
             "quarkus.management.host": process.LOOPBACK,
             "quarkus.management.port": process.free_port(),
             "quarkus.http.access-log.enabled": "false",
-            # Records in Kafka keep their schemas' ids, so that the ids must outlive the server.
+            # Records in Kafka contain the ids of their schemas, so the ids must outlive the server.
             "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'}",
             **self._settings,
         }
@@ -99,7 +99,10 @@ def _java() -> Path:
 
 
 def _program() -> Path:
-    """Return the folder of the unpacked archive, next to the archive in the cache. Raises EnvironmentUnusable."""
+    """Return the folder of the unpacked archive, next to the archive in the cache.
+
+    Raises EnvironmentUnusable if it cannot be unpacked.
+    """
     (archive,) = jars.ensure("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
     if not (folder / _MAIN).is_file():
@@ -117,7 +120,7 @@ def _program() -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack the archive completely, or not at all."""
+    """Unpack the archive into `folder`, completely or not at all."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack-") as temporary:
         inside = Path(temporary) / folder.name
         with tarfile.open(archive) as file:

@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on loopback, for development, the demo and tests, from PySpark's jars.
+"""A standalone Spark cluster on loopback, from PySpark's jars, for development, the demo and tests.
 
 Each worker has its own loopback address, like a separate host, because Spark runs a speculative copy of a task only on
-another host. The master stores its state in files, so that applications survive its restart.
+a different host. The master stores its state in files, so that applications survive its restart.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from frazil.spark.java import require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, CORES = 2, 4
-"""Number of workers, and task slots per worker. There may be more slots than real cores, so that several applications
-can run at once on a small machine.
+"""Number of workers, and of task slots per worker. There may be more slots than real cores, so that several
+applications can run at once on a small machine.
 """
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master of the cluster; its folder has its state of workers and applications. Later starts reuse its ports."""
+    """The master of the cluster. Its folder has the state of its workers and applications. Later starts reuse its
+    ports.
+    """
 
     TITLE, RECORD, READY_WITHIN_S = "the Spark master", "spark-master", 60
 
@@ -43,11 +45,11 @@ class SparkMaster(process.EmbeddedServer):
 
     @property
     def address(self) -> str:
-        """Address for `resources.master` and spark-submit."""
+        """The address for `resources.master` and spark-submit."""
         return f"spark://{process.LOOPBACK}:{self.port}"
 
     def state(self) -> Mapping[str, Any]:
-        """Return the master's state, with its workers and applications; empty while the master does not answer."""
+        """Return the master's state, including its workers and applications; empty while the master does not answer."""
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
@@ -56,12 +58,12 @@ class SparkMaster(process.EmbeddedServer):
         return {}
 
     def workers(self) -> list[str]:
-        """Return the addresses of the workers that are alive."""
+        """Return the addresses of the live workers."""
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        """Return the ports of master, web page and REST server that the last start in this folder used; None before
+        """Return the ports of the master, web page and REST server at the last start in this folder; None before
         that.
         """
         file = folder / PORTS_FILE
@@ -90,12 +92,12 @@ class SparkMaster(process.EmbeddedServer):
         return "" if last and last[0] == self.port else f"another port than {self.port}"
 
     def _missing(self) -> str | None:
-        # Until it leads, it ignores workers, which then try again only after 10 s.
+        # Until the master is the leader, it ignores workers, which then retry only after 10 s.
         return None if self.state().get("status") == "ALIVE" else ""
 
 
 class SparkWorker(process.EmbeddedServer):
-    """One worker. Its executors belong to its session, and end with it."""
+    """One worker. Its executors belong to its session and end with it."""
 
     TITLE, RECORD, READY_WITHIN_S = "a Spark worker", "spark-worker", 60
 
@@ -108,7 +110,7 @@ class SparkWorker(process.EmbeddedServer):
         return self._address
 
     def _launch(self) -> None:
-        # An application's folder has its executors' logs, and their unpacked package.
+        # An application's folder has the logs of its executors and their unpacked package.
         options = ["-Dspark.worker.cleanup.enabled=true", "-Dspark.worker.cleanup.appDataTtl=3600"]
         offered = ["--cores", str(CORES), "--memory", "8g", "--work-dir", str(self.folder / "work")]
         arguments = ["--host", self._address, "--webui-port", "0", *offered, self._master.address]
@@ -122,7 +124,7 @@ class SparkWorker(process.EmbeddedServer):
 
 
 class EmbeddedSparkCluster(process.Embedded):
-    """A master and its workers. Servers that already run in the folder are used as they are."""
+    """A master and its workers. Servers that are already running in the folder are used unchanged."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.master = SparkMaster(folder / "master", port=port)
@@ -133,14 +135,14 @@ class EmbeddedSparkCluster(process.Embedded):
 
     @property
     def servers(self) -> dict[str, process.EmbeddedServer]:
-        """The servers by their names in `frazil dev status`."""
+        """The servers by name, as in `frazil dev status`."""
         numbered = {f"spark-worker-{number}": worker for number, worker in enumerate(self.workers, 1)}
         return {"spark-master": self.master, **numbered}
 
     def start(self) -> Self:
         """Start the master, then the workers.
 
-        Raises EnvironmentUnusable: Java is missing, a port is taken, or a server does not start.
+        Raises EnvironmentUnusable if Java is missing, a port is taken, or a server does not start.
         """
         if platform.system() != "Linux":  # elsewhere, loopback has one address
             raise EnvironmentUnusable("the embedded Spark cluster needs Linux: each worker has a loopback address")
@@ -166,9 +168,9 @@ def _start(
 
     spark_home = Path(pyspark.__file__).parent
     command = [str(require_java()), "-Xmx256m", *LEAN_OPTIONS.split(), *options, "-cp", f"{spark_home}/jars/*", main]
-    # Without Scala's version, a worker looks for a build of Spark. Web pages listen where SPARK_LOCAL_IP says.
+    # Without Scala's version, a worker looks for a Spark build. Web pages listen on the address in SPARK_LOCAL_IP.
     known = {"SPARK_HOME": str(spark_home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": host}
-    # Executors have the worker's environment, and on another host nothing of a writer's.
+    # Executors inherit the worker's environment. On another host, they would have none of a writer's variables.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("FRAZIL_", "PYSPARK_"))}
     process.start(
         server.RECORD,

@@ -1,4 +1,4 @@
-"""Checks whether declared streams reach their services, with the rights that a writer needs."""
+"""Checks whether declared streams can connect to their services, with the rights that a writer needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed connection or missing right. `fix` is what to do about it, if `said` does not say that."""
+    """One failed connection or missing right. `fix` says what to do, unless `said` already does."""
 
     said: str
     fix: str = ""
@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Results for each stream, one sentence each.
+    """The results of checking streams, one sentence each.
 
     Streams of one namespace share one check of their catalog. Brokers that did not respond are not contacted again.
     """
@@ -48,7 +48,7 @@ class Connections:
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
-    """The brokers that did not respond, by their declaration, each with the first stream that declares them."""
+    """The brokers that did not respond, by their declared properties, each with the first stream that declares them."""
 
     @classmethod
     def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
@@ -104,7 +104,7 @@ def _namespace(spec: StreamSpec) -> str:
 
 
 def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
-    """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
+    """Return the stream, and a copy of it for every other namespace of its dead-letter table and its route's tables."""
     route = spec.route
     others = [spec.dead_letter_table]
     if route is not None:
@@ -118,7 +118,7 @@ def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _kafka(spec: StreamSpec) -> str:
-    """Check that the stream's topics exist and can be read, and describe them.
+    """Check that the stream's topics exist and can be read. Returns a description of the topics.
 
     Raises SpecError, AccessDenied and KafkaUnavailable.
     """
@@ -141,7 +141,7 @@ def _kafka(spec: StreamSpec) -> str:
 
 
 def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
-    """Return the partitions of the topic with the ends of transactions.
+    """Return the partitions of the topic in which the ends of transactions are.
 
     None if the stream declares no such topic; empty if the topic does not exist.
     """
@@ -170,7 +170,7 @@ def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> s
 
 
 def _registry(spec: StreamSpec) -> str:
-    """Check that the schema registry answers a request for the stream's topic.
+    """Check that the schema registry answers a request about the stream's topic.
 
     Raises RegistryUnavailable and SpecError.
     """
@@ -241,11 +241,11 @@ _MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
 }
-"""Fixes by error class; the first class that matches counts."""
+"""Fixes by service and error class. The first class that matches is used."""
 
 
 def fix_of(place: Place, error: FrazilError) -> str:
-    """Return the fix for an error; empty if the error's message contains the fix."""
+    """Return what to do about an error; empty if the error's message already says so."""
     if isinstance(error, MissingExtra):
         return ""
     return next((fix for kind, fix in _MENDS[place] if isinstance(error, kind)), "")

@@ -1,4 +1,6 @@
-"""Runs checks in parallel, each with a timeout, and collects their findings. A failed check affects no other."""
+"""Runs checks in parallel, each with a timeout, and collects their findings. A failed check does not affect the
+others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from frazil.errors import FrazilError
 class State(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """The checked thing works, but may fail later or elsewhere."""
+    """It works now, but may fail later or elsewhere."""
     WRONG = "wrong"
     """Something that frazil needs does not work."""
     SKIPPED = "skipped"
@@ -26,25 +28,25 @@ class Finding:
     """The result of checking one thing."""
 
     subject: str
-    """The name of the check, in a word or two."""
+    """The name of the check, in one or two words."""
     state: State
     said: str
-    """The result of the check, in a sentence."""
+    """The result of the check, in one sentence."""
     fix: str = ""
-    """The fix; empty if nothing is to be done, or if `said` contains the fix."""
+    """What to do; empty if nothing, or if `said` already says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one subject. An error that `run` raises becomes a finding too."""
+    """A check of one subject. An error that `run` raises is converted to a finding."""
 
     run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0
-    """Timeout of the check, after which it counts as wrong."""
+    """Timeout in seconds, after which the check counts as wrong."""
 
 
 def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Run all checks at once, and yield their findings in the order of the checks.
+    """Run all checks in parallel, and yield their findings in the order of the checks.
 
     A check that hangs is abandoned: its thread ends with the process.
     """

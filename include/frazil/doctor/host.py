@@ -1,4 +1,4 @@
-"""Checks of this machine alone: Python, Java, jars, folders, ports, and the Python of its tasks."""
+"""Checks of this machine alone: Python, Java, jars, folders, ports, and the Python of its Spark tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from frazil.spec.units import rounded_bytes
 
 TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
-"""Minimum of free bytes, which logs, and files that tasks write before they upload them, would soon use up."""
+"""Free bytes below which a disk gets a warning. Logs, and files that tasks write before uploading them, would soon fill
+it.
+"""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
@@ -39,7 +41,7 @@ def python() -> Iterator[Finding]:
 
 
 def java() -> Iterator[Finding]:
-    """Check Java, and PySpark, because only PySpark needs Java."""
+    """Check Java and PySpark. They are checked together because only PySpark needs Java."""
     if find_spec("py4j") is None:
         yield Finding("java", State.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job")
         return
@@ -63,7 +65,7 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def jars_of_spark() -> Iterator[Finding]:
-    """Check whether Iceberg's runtime has been fetched, by the jars' sizes. `fetch` checks their content."""
+    """Check, by the jars' sizes, whether Iceberg's runtime has been fetched. `fetch` checks their content."""
     if find_spec("py4j") is None:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -81,7 +83,9 @@ def jars_of_spark() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """Check whether FRAZIL_HOME and the cache folder can be written and locked, and have free space."""
+    """Check that FRAZIL_HOME and the cache folder are writable and have free space, and that FRAZIL_HOME can be
+    locked.
+    """
     yield _folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -104,7 +108,7 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
 
 
 def api_servers() -> Iterator[Finding]:
-    """Check whether the processes that serve the operations page on this host started with the current frazil."""
+    """Check whether this host's processes that serve the operations page started with the current version of frazil."""
     found = running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -119,7 +123,7 @@ def api_servers() -> Iterator[Finding]:
 
 
 def tasks_python() -> Iterator[Finding]:
-    """Check whether the Python in PYSPARK_PYTHON can run tasks of this frazil."""
+    """Check that the Python in PYSPARK_PYTHON can run tasks of this version of frazil."""
     named = os.environ.get("PYSPARK_PYTHON")
     if not named or shutil.which(named) == sys.executable:
         yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
@@ -139,7 +143,7 @@ def tasks_python() -> Iterator[Finding]:
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
-    """Check whether the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
+    """Check that the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         said = ", ".join(f"{port} ({name})" for name, port in taken.items())
@@ -159,7 +163,7 @@ def _listens(port: int) -> bool:
 
 
 WITHIN_S = 90.0
-"""Timeout in seconds: importing Airflow takes some seconds, and longer on a busy host."""
+"""Timeout in seconds. Importing Airflow takes some seconds, and longer on a busy host."""
 
 
 def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -183,7 +187,7 @@ def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:
-    """Whether an Airflow is configured. Without this check, importing Airflow would create a configuration file."""
+    """Return whether an Airflow is configured. If none is, importing Airflow would create a configuration file."""
     if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
         return True
     folder = Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser()

@@ -1,10 +1,9 @@
-"""Checks of everything that declared streams refer to: files, Kafka, catalogs, storage, and their clocks.
+"""Checks everything to which declared streams refer: files, Kafka, catalogs, storage, and the clocks of these services.
 
-Compares this machine's clock with the clocks of the services that it uses.
-
-The writer's clock decides when windows become complete, the storage's clock decides when objects count as abandoned,
-and servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header,
-in whole seconds), a database sends its time on request.
+This machine's clock is compared with the clocks of the services. The writer's clock decides when windows become
+complete. The storage's clock decides when objects count as abandoned. Servers refuse signed requests with a wrong time.
+An HTTP server sends its time in each response (the `Date` header, in whole seconds). A database sends its time when
+queried.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from frazil.spec.units import counted
 from frazil.timetext import ago
 
 SHOWN = 5
-"""Up to twice this number of streams have a line each; beyond that, only their count is shown."""
+"""If more than twice this number of streams work, only their count is shown, not a line for each."""
 
 
 def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """Return the valid streams of a folder by file, and the errors of the other files."""
+    """Return the valid streams of a folder by file, and the findings: one per error, or one for all valid streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in stream_files(folder) if folder.is_dir() else ():
@@ -57,7 +56,9 @@ def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
 
 
 def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Check whether all services of the streams respond and permit what a writer does: `frazil validate --connect`."""
+    """Check that all services of the streams respond and permit what a writer does, like `frazil validate
+    --connect`.
+    """
     if not streams:
         yield Finding("connections", State.SKIPPED, "no stream is declared here")
         return
@@ -73,7 +74,9 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def _stopped(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Report streams that cannot run until an operator acts: their table is missing, or their writer was refused."""
+    """Report streams that cannot run until an operator acts: a table is missing, or a writer ended with such an
+    error.
+    """
     from frazil.status.stream import stream_state  # noqa: PLC0415 - PyIceberg is slow to load
 
     for path, spec in streams.items():
@@ -83,7 +86,7 @@ def _stopped(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare this machine's clock with registries, REST catalogs, object stores, and PostgreSQL."""
+    """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - PyIceberg is slow to load
 
     addresses: set[str] = set()
@@ -131,14 +134,14 @@ WARN_MS = 5_000
 WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _HEADER_MS = 1_000
-"""Precision of the `Date` header, which has whole seconds."""
+"""Precision of the `Date` header, in milliseconds; it has whole seconds."""
 _FIX = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
 _FIX_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTime:
-    """A server's time, read between two readings of our clock. All times are milliseconds since the epoch, UTC."""
+    """A server's time, and our time before and after it was read. All times are milliseconds since 1970, UTC."""
 
     before_ms: int
     theirs_ms: int
@@ -148,7 +151,9 @@ class ServerTime:
 
     @property
     def apart_ms(self) -> int:
-        """The minimum difference of the clocks: positive if the server's clock is ahead, 0 if they may agree."""
+        """Minimum difference between the clocks in milliseconds: positive if the server's clock is ahead; 0 if they may
+        agree.
+        """
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
@@ -164,9 +169,10 @@ def evaluate(server: str, answer: ServerTime) -> Finding:
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare our clock with HTTP servers, by URL, and with databases, by functions that return their time in ms.
+    """Compare our clock with the clocks of HTTP servers and databases.
 
-    A server whose time is unknown gets a warning, because its clock may be wrong.
+    `addresses` are the servers' URLs; `databases` maps the names of catalogs to functions that return the database's
+    time in milliseconds. A server whose time is unknown gets a warning, because its clock may be wrong.
     """
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
@@ -185,7 +191,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
 
 
 class _Untimed(ValueError):
-    """A response without a time."""
+    """Raised if a response has no time."""
 
 
 def _ask_database(ask: Callable[[], int]) -> ServerTime:
@@ -194,7 +200,7 @@ def _ask_database(ask: Callable[[], int]) -> ServerTime:
 
 
 def _ask_http(address: str) -> ServerTime:
-    """Return the server's time. A response that refuses the request has a time too."""
+    """Return the server's time. Even a response that refuses the request has a time."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:

@@ -37,13 +37,13 @@ class Reading:
     value: float | None
     threshold: float
     shown: str
-    """The value as text, for people."""
+    """The value as text for the user."""
     sentence: str
     """Text of the alert: what is wrong when the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether the value's source could not be read. If so, the values of all rules `<rule>:<subject>` are unknown
+    """Whether the value's source could not be read. If so, all values of rules named `<rule>:<subject>` are unknown
     too.
     """
 
@@ -198,10 +198,10 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """Return the longest time that records can have waited in Kafka.
+    """Return the longest time in seconds that records can have waited in Kafka; None if it is unknown.
 
-    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed read of the lag
-    counts as if records waited. If no one tried to read the lag, the staleness is unknown (None).
+    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed attempt to read
+    the lag counts as if records waited. The result is unknown if the lag was not requested.
     """
     if stream.lag == 0:
         return 0

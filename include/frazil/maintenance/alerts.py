@@ -1,13 +1,13 @@
-"""Fires and resolves alerts: a value must be beyond its threshold for a while, and well below it to resolve.
+"""Fires and resolves alerts: a value must be beyond its threshold for the hold time, and well below it to resolve.
 
 Pure. Each measurement gets the state of the previous one as a small JSON value (`AlertStates`), so any process can run
 the next measurement. For each rule, the first case that matches applies:
-  1. The rule no longer applies (alerts were switched off, or the stream or table is gone): the alert resolves.
+  1. The rule no longer applies (alerts were switched off, or the stream or table no longer exists): the alert resolves.
   2. The value is unknown: nothing changes.
   3. The alert is active: it stays active until the value is at most 80 % of the threshold.
-  4. The value is not beyond the threshold: the hold time starts again.
-  5. The value was last seen beyond the threshold longer ago than the hold time and than three usual gaps between
-     measurements: the hold time starts again. The values in between are unknown.
+  4. The value is not beyond the threshold: the hold time restarts.
+  5. The value was last seen beyond the threshold longer ago than both the hold time and three usual gaps between
+     measurements: the hold time restarts. The values in between are unknown.
   6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 
@@ -24,7 +24,7 @@ from frazil.maintenance.rules import runbook_of
 from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
-"""Number of usual gaps between measurements that a pause may last without restarting the hold time."""
+"""How many usual gaps between measurements a pause may last before the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
 """The gap between measurements that is assumed until two measurements show the real gap: five minutes."""
 
@@ -70,13 +70,15 @@ class AlertState:
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """Alert states of one subject, by rule; a rule without trouble has no state."""
+    """Alert states of one subject, by rule. A rule has no state while its value is fine."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Alerts that are reported alone are written in the previous version's form, which it can
-        still read after a rollback.
+        """Convert to JSON.
+
+        The states of alerts that are reported alone keep the previous version's format, so that the previous version
+        can read them after a rollback.
         """
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
@@ -88,8 +90,9 @@ class AlertStates:
 
 
 def _is_state(kept: object) -> bool:
-    """Return whether a stored value is a list that `to_json` writes: four or five values. Earlier versions wrote only
-    the first two.
+    """Return whether a stored value is a list of two to five elements of the expected types.
+
+    `to_json` writes four or five elements; earlier versions wrote only the first two.
     """
     if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
@@ -103,7 +106,7 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """The new states after one measurement, and the alerts that fired, resolved or are active. `active` includes
+    """The new alert states after one measurement, and the alerts that fired, resolved or are active. `active` includes
     `fired`.
     """
 
@@ -145,7 +148,7 @@ def step_readings(
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
     """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read.
 
-    Returns None otherwise: then the rule no longer applies to the subject.
+    Returns None otherwise, because the rule then no longer applies to the subject.
     """
     whole = found.get(rule.partition(":")[0])
     if whole is None or not whole.unread:
@@ -155,9 +158,9 @@ def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
 
 
 def reported_alone(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
-    """Mark all alerts that fire in one measurement beyond the first `limit` as reported together, not alone.
+    """Mark the alerts of one measurement that fire after the first `limit` alerts as reported together, not alone.
 
-    `steps` has the step of each subject.
+    `steps` maps each subject to its step.
     """
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[limit:])

@@ -1,7 +1,7 @@
-"""Finds busy partitions: those into which upsert streams merge batches.
+"""Finds busy partitions: partitions into which upsert streams are merging batches.
 
-A compaction of a busy partition usually loses against the next batch, and makes that batch merge again. Busy partitions
-are found in the table, so it does not matter on which host its writers run. Sources are the changes of each stream's
+A compaction of a busy partition usually conflicts with the next batch, which must then merge again. Busy partitions are
+read from the table, so it does not matter on which host its writers run. Sources are the changes of each stream's
 newest batches, and the journals of batches that wait for their merge.
 """
 
@@ -30,15 +30,15 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 INTERVALS = 2
-"""Number of the stream's longest commit intervals for which a partition counts as busy after a batch changed it."""
+"""How long a partition counts as busy after a batch changed it, in multiples of the stream's longest commit
+interval.
+"""
 MAX_BATCHES = 12
-"""Number of a stream's newest merged batches, and of its waiting batches, that are examined."""
+"""Maximum number of a stream's newest merged batches that are examined, and of its waiting batches."""
 
 
 def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
-    """Return the busy partitions, as (spec id, values) like `PartitionFiles.key`; empty if no stream merges into the
-    table.
-    """
+    """Return the keys of the busy partitions; empty if no stream merges into the table."""
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
     return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
 
@@ -58,9 +58,7 @@ def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[
 
 
 def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
-    """Yield the partitions to which a merge added data files or delete files, not those from which it only removed
-    files.
-    """
+    """Yield the partitions to which a merge added files. Partitions from which it only removed files are left out."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files():
             for entry in manifest.fetch_manifest_entry(table.io):

@@ -1,8 +1,8 @@
 """Decides which partitions a compaction rewrites, which partitions it leaves, and why.
 
-Pure, from a deep measurement. Complete partitions come first, and among these the partitions from which a rewrite
-removes the most files per byte rewritten. A rewrite must at least halve the number of a partition's small files;
-otherwise later runs would rewrite the result again and again.
+Pure; needs a deep measurement. Complete partitions come first; among these, the partitions where a rewrite removes the
+most files per rewritten byte. A rewrite must at least halve the number of a partition's small files; otherwise later
+runs would rewrite the result again and again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
-"""Ratio of shared delete files to data files from which a partition is rewritten.
+"""A partition is rewritten if its ratio of shared delete files to data files is at least this.
 
-Every reader of the partition must apply shared delete files. A delete file of a single data file affects only readers
-of that file, so there the share of deleted rows decides.
+Every reader of the partition must apply shared delete files. A delete file of a single data file only affects readers
+of that file; for such files, the share of deleted rows decides whether the data file is rewritten.
 """
 
 
@@ -33,13 +33,13 @@ class Rewrite:
     files: int
     bytes: int
     removed: int
-    """Number of files that the partition has fewer after the rewrite."""
+    """Number of files by which the rewrite reduces the partition."""
     reason: str
     applies_deletes: bool = False
     """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""
     below_bytes: int | None = None
-    """Size limit if only some small files are rewritten: files below this size. `files` times this limit fits the
-    budget.
+    """Size below which files are rewritten, if only some of the small files are; else None. `files` times this limit
+    fits the budget.
     """
     beside_files: int = 0
     """Number of files of older partition specs that Iceberg rewrites too, because their rows may belong to the
@@ -47,30 +47,28 @@ class Rewrite:
     """
     beside_bytes: int = 0
     deleted_percent: int | None = None
-    """Percentage of deleted rows from which a data file is rewritten, whatever its size; None if no file has that many
-    deleted rows.
+    """Percentage of deleted rows from which a data file is rewritten, whatever its size; None if no file has so
+    many.
     """
     small: bool = True
     """Whether the partition's small files are rewritten."""
     largest_bytes: int | None = None
-    """Size of the largest data file to rewrite, if only some of the data files with many deleted rows are rewritten.
-    `files` times this size fits the budget.
+    """Size of the largest data file to rewrite, if only some of the files with many deleted rows are rewritten; else
+    None. `files` times this size fits the budget.
     """
     busy: bool = False
-    """Whether batches merge into the partition. The rewrite then comes last, and is retried if a batch commits
-    first.
+    """Whether batches are being merged into the partition. The rewrite then comes last, and is retried if a batch
+    commits first.
     """
 
     @property
     def in_part(self) -> bool:
-        """Whether only some of the partition's files are rewritten, because the budget does not suffice for all of
-        them.
-        """
+        """Whether only some of the partition's files are rewritten, because all of them would exceed the budget."""
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
 MAX_BUSY_PIECES = 8
-"""Largest number of rewrites of busy partitions in one run."""
+"""Maximum number of rewrites of busy partitions in one run."""
 
 
 class Why(StrEnum):
@@ -120,15 +118,15 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Decide which partitions of a deeply measured table one run rewrites.
 
-    `complete_before_us`: partitions whose time ends by then get no more rows; None if unknown. A partition without an
-    event time never counts as complete.
+    `complete_before_us`: partitions whose time range ends at or before this time (in microseconds since 1970) get no
+    more rows; None if unknown. A partition without an event time never counts as complete.
 
-    `spec_id`: the table's default partition spec. Partitions of older specs are left, because Iceberg would spread
-    their rows over many partitions of the default spec. If the time of an older partition overlaps that of a chosen
-    partition, Iceberg rewrites its small files anyway, so they count against the budget.
+    `spec_id`: the table's default partition spec. Partitions of older specs are not rewritten, because Iceberg would
+    spread their rows over many partitions of the default spec. If the time range of an older partition overlaps that of
+    a chosen partition, Iceberg rewrites its small files anyway, so they count against the budget.
 
-    `busy`: partitions into which batches merge. These come last, split into a few rewrites. Each rewrite may force a
-    batch to merge again, so the number of rewrites limits the number of extra merges.
+    `busy`: partitions into which batches are merged. These come last, split into a few rewrites. Each rewrite may force
+    a batch to merge again, so the number of rewrites limits the number of extra merges.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -158,15 +156,16 @@ def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bo
 
 
 def benefit(rewrite: Rewrite) -> float:
-    """Return the number of files that the rewrite removes per byte rewritten."""
+    """Return how many files the rewrite removes per rewritten byte."""
     return rewrite.removed / max(rewrite.bytes, 1)
 
 
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
-    """Return the rewrite that one partition needs, ignoring the budget; None without small files and with few deleted
-    rows.
+    """Return the rewrite that one partition needs (ignoring the budget), or why its small files are left.
+
+    Returns None if the partition has no small files and few deleted rows.
     """
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
@@ -203,10 +202,10 @@ def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: 
 
 
 def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """Return the rewrite of the files with many deleted rows, together with the small files if those are worth it
-    (`small`).
+    """Return a rewrite of the files with many deleted rows, which also removes their delete files.
 
-    Rewriting a data file with many deleted rows also removes its delete file.
+    `small` is the rewrite of the partition's small files, which is merged into the result; None if it is not
+    worthwhile.
     """
     due = partition.deletes
     why = f"{percent} % or more of the rows of {counted(due.due_files, 'file')} are deleted"
@@ -224,10 +223,11 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
 
 
 def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
-    """Return up to `MAX_BUSY_PIECES` rewrites of busy partitions, of several partitions if possible, and the partitions
-    left for another run.
+    """Split the rewrites of busy partitions into up to `MAX_BUSY_PIECES` small ones, from several partitions if
+    possible.
 
-    Each rewrite has at most the bytes of one target file, so that it finishes between two batches.
+    Each has at most the bytes of one target file, so that it finishes between two batches. Also returns the partitions
+    that are left for a later run.
     """
     pieces: list[Rewrite] = []
     left: list[Left] = []
@@ -262,11 +262,11 @@ def _within_budget(
 ) -> tuple[tuple[Rewrite, ...], list[Left]]:
     """Return the best rewrites within the budget, and the partitions that are left.
 
-    Rewrites are taken in order while they fit. Of the first that does not fit, as much as fits is taken, and nothing
-    after it, so that no partition waits forever. A partition with shared delete files is taken whole or not at all. If
-    such a partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone in its own run.
-    Any other rewrite that cannot fit even alone is passed over: because of the files of `old` specs, or because no part
-    of it would be halved.
+    Rewrites are taken in order while they fit. The first one that does not fit is taken in part, and nothing after it
+    is taken, so that no partition waits forever. A partition with shared delete files is taken whole or not at all. If
+    such a partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone in its own run. A
+    rewrite is skipped if it would not fit even alone: because of the files of `old` specs, or because no part of it
+    would be halved.
     """
     taken: list[Rewrite] = []
     left: list[Left] = []
@@ -300,8 +300,9 @@ def _within_budget(
 
 
 def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
-    """Return whether files of an older spec may hold rows of the partition: True unless both time ranges are known and
-    disjoint.
+    """Return whether files of the two partitions may hold rows of the same time.
+
+    False only if both time ranges are known and do not overlap.
     """
     spans = (one.window_begin_us, one.window_end_us, other.window_begin_us, other.window_end_us)
     begin, end, other_begin, other_end = spans
@@ -323,11 +324,11 @@ def _with_older_specs(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rew
 
 
 def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of some of the partition's small files that certainly fits and halves them.
+    """Return a rewrite of some of the partition's files that certainly fits into `rest` bytes and halves them.
 
-    Returns None if fewer than two files fit. Iceberg rewrites all files below a size. At most `bytes / below` files are
-    as large as `below` (Markov's inequality), and an even number of files below half the target size becomes half as
-    many.
+    Returns None if fewer than two small files fit. Iceberg rewrites all files below a size. At most `bytes / below`
+    files are as large as `below` (Markov's inequality). Rewriting an even number of files below half the target size
+    halves their number. If the rewrite includes files with many deleted rows, it is limited to those files.
     """
     if rewrite.deleted_percent is not None:
         return _due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -344,7 +345,7 @@ def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | 
 
 
 def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of at most `files` data files with many deleted rows, without small files; None if `files` is
+    """Return a rewrite of up to `files` data files with many deleted rows, without small files; None if `files` is
     0.
     """
     due = rewrite.partition.deletes

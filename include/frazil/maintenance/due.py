@@ -1,6 +1,7 @@
-"""Checks from metadata alone which actions may be worth a run of the PySpark application, without a JVM or manifests.
+"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests.
 
-The application then measures deeply and decides again. Pure; does not load PyIceberg.
+If an action may be worth it, a PySpark application starts; it measures deeply and decides again. Pure; does not load
+PyIceberg.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago
 
 FULL_CHECK_EVERY = timedelta(days=1)
-"""Interval after which all actions are due, to catch problems that this check cannot see: in the first run of a UTC
-day.
+"""Interval of the full check, which is part of the first run of each UTC day. It finds problems that a shallow
+measurement does not show.
 """
 
 
@@ -44,10 +45,10 @@ class Due:
 
 
 def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
-    """Return for each action whether it is due, from a shallow measurement.
+    """Return whether each action is due, from a shallow measurement.
 
-    With `full_check_at`, all actions are due once per UTC day, in the first run at or after that time of day. Without
-    `full_check_at`, an action is due only if the measurement shows a problem.
+    An action is due if the measurement shows a problem. With `full_check_at`, compaction and manifests are also due in
+    the first run of each UTC day at or after that time, if the table has enough files or manifests.
     """
     again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {
@@ -60,7 +61,7 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
 
 
 def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
-    """Return whether this is the first run within `FULL_CHECK_EVERY`, from the clock alone, without stored state."""
+    """Return whether this is the first run since the last daily check time. Uses only the clock; no state is stored."""
     return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
 
 
@@ -83,17 +84,17 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
 
 
 def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted; a table into which a stream merges always has some delete files.
+    """Return whether many rows are deleted. A table into which a stream merges always has some delete files.
 
-    A data file is due for a rewrite at `deleted-rows` percent of deleted rows. While the whole table is below half of
-    that percentage, few files can be due, and the daily check finds them.
+    A data file needs a rewrite at `deleted-rows` percent of deleted rows. While the whole table is below half of that
+    percentage, few files can need it, and the daily check finds them.
     """
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
-    """Check the manifests of all partition specs together, with Iceberg's default target size.
+    """Check the manifests of all partition specs as one group, with Iceberg's default target size.
 
     This may hide specs that need a rewrite; the daily check finds them.
     """
@@ -104,8 +105,9 @@ def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    """Check the age and number of snapshots in main's history; older snapshots that a marker or tag refers to stay
-    anyway.
+    """Check the age and number of snapshots in main's history.
+
+    Older snapshots, to which a marker or tag refers, are kept anyway.
     """
     if health.snapshots > settings.at_most:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")

@@ -1,11 +1,10 @@
-"""Decides which snapshots of a table expire, which are kept beyond the retention, and why; from metadata alone.
+"""Decides from metadata alone which snapshots of a table expire, which are kept beyond the retention, and why.
 
 Main's history is kept without gaps from its head back to one snapshot, the cut-off, because readers, incremental
-readers and frazil itself follow parent links. Snapshots older than the cut-off are kept one by one if something refers
-to them.
+readers and frazil itself follow parent links. A snapshot older than the cut-off is kept only if something refers to it.
 
-A plan stays safe if the metadata changes before the plan is executed. Writers move their marker and their branch only
-forward. Iceberg refuses to expire the head of a branch. A rollback to a kept snapshot does not need the expired ones.
+A plan stays safe if the metadata changes before it runs. Writers only move their marker and their branch forward.
+Iceberg refuses to expire the head of a branch. A rollback to a kept snapshot does not need the expired ones.
 """
 
 from __future__ import annotations
@@ -39,9 +38,11 @@ from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
 READER_TAG = "frazil-reader-"
-"""Prefix of tags with which incremental readers mark their position; snapshots after such a tag are kept."""
+"""Prefix of the tags with which incremental readers mark their position. The tagged snapshot and all newer ones are
+kept.
+"""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Age up to which commits are kept because their windows are not signalled yet.
+"""Maximum age of commits that are kept because no signal covers their windows yet.
 
 The limit exists so that a stalled watermark does not make the table grow forever.
 """
@@ -51,8 +52,8 @@ MAX_AUDIT_AGE = timedelta(days=1)
 The limit exists so that an unpublished backfill does not make the table grow forever.
 """
 AUDIT_RETENTION = timedelta(hours=6)
-"""Age up to which snapshots are kept that hourly audits need, even if the retention is shorter: an audit may run
-late.
+"""Minimum age at which snapshots that hourly audits need may expire. It overrides a shorter retention, because an audit
+may run late.
 """
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
@@ -60,7 +61,7 @@ METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.meta
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Parts of the history that others need although the table's metadata does not show it."""
+    """Snapshots and history that other components need, although the table's metadata does not show it."""
 
     cursor: Cursor | None = None
     """Position up to which the signals have counted late rows and dead letters."""
@@ -79,7 +80,7 @@ class ExpiryPlan:
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read what the table's signals still need of its history; empty for a table without signals.
+    """Read which parts of the table's history its signals still need; empty for a table without signals.
 
     Raises `MarkerUnreadable`, and any error of the catalog.
     """
@@ -94,7 +95,9 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """Decide which snapshots expire, from the table's current metadata and from `pins`, the needs of readers."""
+    """Decide which snapshots expire, from the table's current metadata and from the `pins` that `read_pins`
+    returned.
+    """
     try:
         markers = _valid_markers(metadata, table=table)
         backfills = _backfill_heads(metadata)
@@ -123,18 +126,18 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
-    """Return missing table properties that limit the number of `metadata.json` versions; properties that are set stay
-    as they are.
+    """Return the default of each property that limits the number of `metadata.json` versions and that the table does
+    not set.
     """
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
 def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the total size of the files that were removed with expired snapshots; snapshot summaries have no file
-    sizes.
+    """Estimate the total size in bytes of the `files` data and delete files that were removed with expired snapshots.
 
-    A file that a snapshot removed is still part of its parent snapshot. If a kept snapshot still has some of the
-    removed files, the others are assumed to have the average size.
+    Snapshot summaries do not list file sizes. A file that a snapshot removed is still part of its parent snapshot, so
+    the summaries of children of expired snapshots count the removed files. If a kept snapshot still has some of these
+    files, the others are assumed to have the average size.
     """
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
@@ -180,12 +183,14 @@ def _forbidding_settings(metadata: TableMetadata) -> str | None:
 
 
 def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """Return how many of main's newest snapshots a reader may still use that started after the horizon."""
+    """Return how many of main's newest snapshots a reader may still use, if it started after `horizon_ms`."""
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 
 def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the positions in main's history of commits whose late rows or dead letters no signal has counted yet."""
+    """Return the indexes in `main` of commits with possible late rows or dead letters that no signal has counted
+    yet.
+    """
     return [
         at
         for at, snapshot in enumerate(main)
@@ -198,7 +203,7 @@ def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return the positions in main's history up to which all snapshots must be kept, each with its reason."""
+    """Return indexes in `main` up to which all snapshots must be kept, each with its reason."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -210,10 +215,11 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the position of the oldest snapshot of main that the audit of an open backfill may need, with its reason.
+    """Return the index of main's oldest snapshot that the audit of an open backfill may need, with its reason; else
+    empty.
 
-    Publishing a backfill walks main back to the snapshot that its audit read. The oldest possible one is main's head
-    when the run took over the backfill branch, according to the last commit of that branch.
+    Publishing a backfill walks main back to the snapshot that its audit read. The oldest possible one was main's head
+    when the run took over the backfill branch; the branch's last commit shows which one this was.
     """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
@@ -232,7 +238,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Return the snapshots outside main's kept history to which something refers, whatever their age, with the
+    """Return the snapshots outside main's kept history that are kept because something refers to them, with the
     reasons.
     """
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}

@@ -1,7 +1,6 @@
 """Normalises the many spellings of a file's path, so that a storage listing can be compared with a table's metadata.
 
-If two spellings might be two different files, they still count as one file: a wrong comparison then keeps a file, and
-never deletes one.
+Two spellings that might be two different files count as one file, so that a mistake keeps a file and never deletes one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Place(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
     def lies_in(self, folder: Place) -> bool:
-        """Return whether this place is the folder itself or lies below it."""
+        """Return whether this path is the folder itself or lies below it."""
         return self.store == folder.store and below(self.path, folder.path)
 
 

@@ -1,7 +1,7 @@
-"""The measured health of a table: immutable numbers, and the ratios that decisions and alerts use.
+"""The measured health of a table: immutable numbers, and the ratios that alerts and maintenance plans use.
 
 Times are in milliseconds since 1970, UTC. Everything except `partitions` comes from the table's metadata, the newest
-snapshot's summary and manifest list, and the newest commit records. No manifest is opened for it.
+snapshot's summary and manifest list, and the newest commit records. No manifest is opened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PartitionKey = tuple[int, tuple[object, ...]]
 
 
 def p10(sizes: Sequence[int]) -> int:
-    """Return the tenth percentile of the sizes; 0 without sizes."""
+    """Return the tenth percentile of the sizes; 0 if there are no sizes."""
     return sorted(sizes)[(len(sizes) - 1) // 10] if sizes else 0
 
 
@@ -29,8 +29,8 @@ class Deletes:
     bytes: int = 0
     """Total size of the delete files."""
     rows: int = 0
-    """Number of deleted rows that are still stored in live data files; for shared delete files, all rows that they
-    list.
+    """Number of deleted rows that are still stored in live data files. For a shared delete file, all rows that it lists
+    count.
     """
     shared: int = 0
     """Number of delete files that apply to several data files. Reading any data file of the partition also reads
@@ -112,7 +112,7 @@ class StreamHealth:
     longest_interval_ms: int = 0
     """Longest declared time between two commits of the stream, throttled or not."""
     lag_problem: str | None = None
-    """Why the lag could not be read; None if the lag is known, or if no one tried to read it."""
+    """Why the lag could not be read; None if the lag is known, or was not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,7 @@ class TableHealth:
     target_file_bytes: int
     data_files: int
     data_bytes: int
-    """Size of data files and delete files, as summaries count it; 0 if there are files but no summary with their
-    size.
-    """
+    """Size of data files and delete files according to the snapshot's summary; 0 if the summary does not have it."""
     rows: int
     delete_files: int
     manifests: int
@@ -144,7 +142,7 @@ class TableHealth:
     If None, `files_since_compaction` and `bytes_since_compaction` count from the start of the history.
     """
     files_since_compaction: int
-    """Number of data files that the table has gained since the last compaction. Files that replace others, as in
+    """Number of data files by which the table has grown since the last compaction. Files that replace others, as in
     merges, do not count.
     """
     bytes_since_compaction: int
@@ -154,8 +152,8 @@ class TableHealth:
     partitions: Sequence[PartitionFiles] | None = None
     """File counts by partition; None unless the measurement is deep."""
     main_snapshots: int = 0
-    """Number of snapshots in main's history, from its head back; without older snapshots that only a marker or tag
-    keeps.
+    """Number of snapshots in main's history, from its head back. Older snapshots that only a marker or tag keeps do not
+    count.
     """
     main_oldest_at_ms: int | None = None
     """Time of the oldest snapshot that `main_snapshots` counts."""

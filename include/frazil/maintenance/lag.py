@@ -1,4 +1,4 @@
-"""Finds how far a stream is behind Kafka: from the heartbeat of a writer on this host, or from Kafka itself."""
+"""Determines how far a stream is behind Kafka: from the heartbeat of a writer on this host, or from Kafka itself."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
     """Return the number of offsets between the marker and the end of Kafka's log, or the reason why it is unknown.
 
-    The lag is unknown if Kafka does not answer within the timeout, or is not the cluster and topic that the marker
-    names.
+    The lag is unknown if Kafka does not answer within the timeout, or if Kafka's cluster or topic is not the one in the
+    marker.
     """
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 def report_maintenance(
     jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
-    """Report a finished maintenance run. Raises nothing.
+    """Report a finished maintenance run to OpenLineage. Never raises.
 
-    The start is reported only now, because before the run it is unknown whether any action is worth doing.
+    The start of the run is reported only now, because it was not known before whether any action would have work to do.
     """
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:

@@ -11,7 +11,7 @@ from frazil.table.made_tables import route_value
 
 
 class MadeElsewhere(SpecError):
-    """A table's name matches the template of a route, but the route did not create the table."""
+    """Raised if a table's name matches the template of a route, but the route did not create the table."""
 
 
 def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:

@@ -1,4 +1,4 @@
-"""The process of one maintenance run over some tables: its Spark session, its log, its report, its exit code."""
+"""Runs one maintenance process over some tables: its Spark session, log, report and exit code."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def run_maintenance(
 
 
 def _write(report: Path | None, outcomes: Sequence[Outcome]) -> None:
-    """Write the report. Called after each table, so that a killed run has reported the tables that it finished."""
+    """Write the report. Called after each table, so that the report of a killed run has the tables that it finished."""
     if report:
         report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))

@@ -25,8 +25,8 @@ def plan_manifests(
 ) -> ManifestPlan:
     """Plan a rewrite of manifests if there are too many and a rewrite at least halves their number.
 
-    Many large manifests are therefore left as they are. `manifests` maps each partition spec of the newest snapshot to
-    the number and total bytes of its manifests.
+    Many large manifests are therefore left unchanged. `manifests` maps the id of each partition spec to the number and
+    total bytes of its manifests.
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:

@@ -1,9 +1,9 @@
 """Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
 Reads the table's catalog entry, its `metadata.json`, and the newest snapshot's manifest list. Also reads the newest 12
-commit records of each stream, and the heartbeats of this host's writers. Opens no data file, and
-no manifest except those that the newest 12 merges of an upsert stream added. A deep measurement also reads all
-manifests (`frazil.maintenance.deep`).
+commit records of each stream, and the heartbeats of this host's writers. Opens no data files, and only the manifests
+that the newest 12 merges of an upsert stream added. A deep measurement also reads all manifests
+(`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 MAX_RECORDS = 12
-"""Number of a stream's commit records that are read: with one commit a minute, those of the last twelve minutes."""
+"""Maximum number of a stream's commit records that are read. With one commit per minute, they cover twelve minutes."""
 
 
 def measure(
@@ -48,9 +48,9 @@ def measure(
     """Measure the table's current health; None if the table does not exist yet.
 
     With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka if an alert needs it. An
-    alert needs the lag if the last commit is too old for `freshness`, or if the alert `lag` is switched on.
+    alert needs it if the last commit is too old for `freshness`, or if the alert `lag` is switched on.
 
-    Raises AccessDenied or CommitUnavailable, MadeElsewhere, and any error of the storage's client.
+    Raises AccessDenied, CommitUnavailable, MadeElsewhere, and any error of the storage's client.
     """
     with catalog_errors(catalog.name):
         try:
@@ -100,9 +100,7 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
 
 
 def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
-    """Return a count from a snapshot's summary, or `otherwise` if the engine that committed did not write this
-    count.
-    """
+    """Return a count from a snapshot's summary; `otherwise` if the summary does not have this count."""
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
@@ -126,11 +124,12 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten, and by how many files and bytes main has grown since.
+    """Return when data files were last rewritten (ms; None if never), and by how many files and bytes main has grown
+    since.
 
     A rewrite is a `replace` snapshot that changed data files. Rewrites of manifests and of delete files are `replace`
-    snapshots too, but their summaries count no data files (Iceberg 1.12). Files that an overwrite adds in place of
-    removed files do not count as growth; every merge of an upsert stream does this.
+    snapshots too, but their summaries count no data files (Iceberg 1.12). Files that replace other files do not count
+    as growth; every merge of an upsert stream adds such files.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
@@ -145,10 +144,10 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return the files that the newest batches added to this table; batches without a commit record are skipped.
+    """Return the files that the newest batches added to this table; None if there are no such files.
 
-    Returns None for tables of a route. A batch's record lists the files of all tables; reading the record once for each
-    of thousands of tables would cost more than the rest of the measurement.
+    Batches without a commit record are skipped. Returns None for tables of a route. A batch's record lists the files of
+    all tables, and reading it for each of thousands of tables would take too long.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
@@ -169,14 +168,14 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
 class _Added:
     bytes: int
     partition: object
-    """The id of the partition spec, and the partition's values."""
+    """The id of the file's partition spec, and the partition's values."""
 
 
 def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
     """Return the data files that each of a stream's newest batches added to the table.
 
-    The commit record of a merged batch lists change files, which never enter a table. The data files of a merged batch
-    are found in the manifests that its snapshot added.
+    The commit record of a merged batch lists change files, which never become part of a table. So the data files of a
+    merged batch are read from the manifests that its snapshot added.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
@@ -219,8 +218,9 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time of the marker's snapshot, which never expires. After a take-over it is newer than the last
-    batch.
+    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker.
+
+    After a take-over, this time is newer than the last batch.
     """
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None

@@ -1,4 +1,5 @@
-"""Deletes orphan files below a table's folders: lists the files, reads the metadata, remembers candidates, deletes.
+"""Deletes orphan files below a table's folders: lists the files, reads the metadata, stores the candidates, and
+deletes.
 
 `frazil.maintenance.orphans` explains why no needed file can be deleted.
 """
@@ -58,7 +59,7 @@ log = logging.getLogger(__name__)
 BATCH = 1_000
 """Number of files that are deleted before the table's metadata is loaded again."""
 READ_ATTEMPTS = 3
-"""Number of attempts to read the metadata; an attempt fails if an expiry deletes metadata files meanwhile."""
+"""Number of attempts to read the metadata. An attempt fails if an expiry deletes metadata files at the same time."""
 EXAMPLES = 20
 
 
@@ -82,7 +83,7 @@ class OrphanReport:
     examples: tuple[str, ...] = ()
     """Paths of some candidates."""
     refused: str | None = None
-    """Why no files, or no more files, were deleted."""
+    """Why the cleanup stopped before it deleted all orphan files; None if it did not."""
 
     @property
     def sentence(self) -> str:
@@ -128,11 +129,11 @@ def clean_orphans(
     """Delete the orphan files of a table that an earlier run found too. A dry run deletes and stores nothing.
 
     `neighbours` is the result of `all_folders` for the catalog, at most an hour old, for callers that clean many
-    tables. A stale result is safe: a file that another table added since then was not found by an earlier run.
+    tables. An outdated result is safe: an earlier run cannot have found a file that another table added since then.
 
-    A reason not to delete is returned in `refused`, not raised. Raises SpecError if the table does not exist,
-    MadeElsewhere, TableLost if the catalog has lost the table but its files exist, and any error of catalog and storage
-    before the first deletion.
+    A reason not to delete is returned in `refused`, not raised. Raises SpecError if the table does not exist, and
+    TableLost if the catalog has lost the table but its files exist. Raises MadeElsewhere, and any error of catalog and
+    storage before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)
@@ -199,7 +200,7 @@ class _Cleanup:
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
-        """Return the table as loaded after the listing, its references, and the result for each listed file."""
+        """Return the table (loaded after the listing), its references, and the classification of the listed files."""
         others, roots = self._others(), self._roots()
         listing = self._list(roots)
         table, references = self._references()
@@ -225,7 +226,7 @@ class _Cleanup:
         return open_store(location, self.before.io.properties)
 
     def _check_clock(self, store: ObjectStore, path: str) -> None:
-        """Refuse to delete if this host's clock differs from the storage's clock, which dates files.
+        """Refuse to delete if this host's clock differs too much from the storage's clock, which dates the files.
 
         Writes one object to the storage to compare the clocks.
         """
@@ -247,8 +248,9 @@ class _Cleanup:
         return others
 
     def _roots(self) -> dict[Place, str]:
-        """Return the folders to list, as the table spells them: the table's location, and its folders outside of that
-        location.
+        """Return the folders to list: the table's location, and any of its folders outside of that location.
+
+        The values are the folders' paths as the table spells them.
         """
         folders, properties = folders_of(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
@@ -290,7 +292,7 @@ class _Cleanup:
         return table
 
     def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
-        """Delete the files, and return the deleted files and why the deletion ended early, if it did.
+        """Delete the files. Returns the deleted files, and why the deletion stopped early (None if it did not).
 
         Reloads the table before each batch.
         """
@@ -320,8 +322,8 @@ def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
 
 
 def _check_own_files(table: Table) -> None:
-    """Refuse a table that may share files with another table: a file that this table does not reference may be the
-    other's.
+    """Refuse a table that may share files with another table, which may need files that this table does not
+    reference.
     """
     if not may_delete_files(table.properties):
         raise _Refused("the table has `gc.enabled=false`: another table may share its files")

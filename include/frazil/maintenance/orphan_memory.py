@@ -1,4 +1,4 @@
-"""Remembers the orphan files that earlier cleanups of a table found; a cleanup only deletes files found before.
+"""Stores the orphan files that earlier cleanups of a table found. A cleanup only deletes files that were found before.
 
 Stored in `<location>/_frazil/_maintenance/orphans.json.gz`. The folder cannot collide with a stream's folder, because
 no stream's name begins with an underscore.
@@ -20,12 +20,14 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILES = 100_000
-"""Largest number of files that are remembered; later runs handle the rest."""
+"""Maximum number of files that are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The table's current snapshot and next sequence number at one moment."""
+    """The table's current snapshot and next sequence number at one time. Shows whether the table has committed
+    since.
+    """
 
     snapshot_id: int | None
     sequence_number: int
@@ -35,7 +37,7 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def has_moved_to(self, now: Progress) -> bool:
-        """Return whether the table has changed so much since then that a commit prepared at that moment would be
+        """Return whether the table has since changed so much that a commit prepared at the earlier time would be
         refused.
         """
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
@@ -43,7 +45,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class OrphanRun:
-    """Files that one run found first, with the table's progress after the run's listing."""
+    """The files that one run was the first to find, and the table's progress after the run's listing."""
 
     at_ms: int
     standing: Progress
@@ -66,8 +68,8 @@ class OrphanMemory:
     def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
         """Parse the stored memory.
 
-        Returns an empty memory, as before the first run, if the stored one is missing, damaged, newer or another
-        table's.
+        Returns an empty memory if the stored one is missing or damaged, has a newer format, or belongs to another
+        table.
         """
         if data is None:
             return cls(table_uuid)
@@ -80,8 +82,8 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory after a run: with the files that this run found first, without files that it no longer
-        found.
+        """Return the memory after a run: files that this run found for the first time are added; files that it no
+        longer found are removed.
         """
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]

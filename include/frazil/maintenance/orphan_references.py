@@ -1,4 +1,4 @@
-"""Finds the files that a table references, and other tables inside its folders; uses PyIceberg instead of a JVM."""
+"""Finds the files that a table references, and other tables inside its folders. Uses PyIceberg, not a JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Maps paths to normalised places. For local paths, resolves symbolic links, once per folder."""
+    """Normalises paths to `Place`. In local paths, symbolic links are resolved, once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
@@ -69,8 +69,8 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
     """Return all files that the table's metadata references.
 
-    `live` has the files of the snapshot that was the newest in `before`. It is empty if that snapshot has expired.
-    Raises FileNotFoundError if an expiry deletes a file while it is read.
+    In the result, `live` has the files of the snapshot that was the newest in `before`; it is empty if that snapshot
+    has expired. Raises FileNotFoundError if an expiry deletes a file while it is read.
     """
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -108,9 +108,9 @@ def _files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Return the normalised paths that the table's current metadata references and `known` does not have.
+    """Return the normalised paths that the table's current metadata references and that are not in `known`.
 
-    Reads only manifests that `known` has not read.
+    Reads only manifests that are not in `known`.
     """
     found = {place(path).path for path in _of_metadata(table)}
     for snapshot in table.metadata.snapshots:
@@ -125,7 +125,7 @@ def new_references(table: Table, known: References, place: Callable[[str], Place
 
 
 def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: Undecided) -> set[str]:
-    """Return the paths of those manifests among the candidates that list files which may still be committed."""
+    """Return the paths of the candidates that are manifests and list a file which may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:
@@ -157,7 +157,7 @@ def _bare_manifest(path: str) -> ManifestFile:
 def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
     """Return the path of a `metadata.json` in a folder that never held this table's metadata; None if none exists.
 
-    Such a file belongs to another table inside this table's folders, of any catalog.
+    Such a file belongs to another table, of this or another catalog, inside this table's folders.
     """
     own = {place(path).path.rsplit("/", 1)[0] for path in _of_metadata(table)} | {
         folders_of(table, place).metadata.path
@@ -167,8 +167,9 @@ def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str],
 
 
 def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
-    """Return the path of another table's `metadata.json` in the table's own metadata folder, recognised by its table
-    id.
+    """Return the path of another table's `metadata.json` among the candidates; None if none exists.
+
+    It is recognised by its table UUID.
     """
     paths = [file.info.path for file in candidates if METADATA in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
@@ -177,7 +178,7 @@ def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:
-    """Return the table id in a metadata file; None if the file is missing or incomplete, as after a crash."""
+    """Return the table UUID in a metadata file; None if the file is missing or incomplete, as after a crash."""
     try:
         data = _read(path, io)
         match = _UUID.search(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

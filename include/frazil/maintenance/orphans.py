@@ -1,27 +1,27 @@
 """Finds orphan files below a table's location: from a listing, the table's metadata, and earlier runs. Pure.
 
 A file may be deleted only if no snapshot will ever reference it, whatever the order of commits by writers, backfills,
-compaction and expiry. That follows from five rules:
+compaction and expiry. Five rules ensure this:
 
 1. *Listing, then metadata.* The table is loaded after the listing. So a file that was committed in between is
    referenced, or was not listed. The table is loaded again before each batch of deletions.
 2. *Staged files are undecided until the marker has passed their batch.* A stream's files lie in
-   `<stream>/<epoch>/<batch>/`. A take-over is committed before its epoch stages a file, so the table has a marker
-   for every listed file. Batches commit in order. Up to the marker's `settled`, each batch is in the table or never
-   will be, and its unreferenced files are waste. Files of later batches are kept, with or without a journal, also
-   those of streams that are no longer declared. All files of a backfill are kept while its branch is open. A
-   forgotten stream is fenced: it has no marker, and commits nothing. The same rule holds for
+   `<stream>/<epoch>/<batch>/`. A take-over is committed before its epoch stages a file, so the table has a marker for
+   every listed file. Batches commit in order. Each batch up to the marker's `settled` is in the table or never will be,
+   so its unreferenced files are orphans. Files of later batches are kept, with or without a journal. This includes
+   files of streams that are no longer declared. All files of a backfill are kept while its branch is open. A forgotten
+   stream has no marker and can commit nothing, so its files are not kept. The same rule holds for
    `<stream>/waited/<epoch>/<batch>/`, which has rows that waited for a table of a route.
 3. *A manifest is undecided while a file in it is undecided*, because a retried commit reuses the manifest.
-4. *The table has committed since.* Other commits may have been under way when a file was first found (with a
-   manifest list, a `metadata.json`, an append to `frazil.signals`). Such a commit asserts the branch's head, or the
-   metadata, from before that run. Once the branch has moved on, every catalog refuses the commit. If it is retried,
-   it writes new files, which are then minutes old.
-5. *Age, twice.* Files that a Spark rewrite writes are registered nowhere until the rewrite commits. They are kept
-   until they are `older-than` by the storage's clock, and then until a second run at least an hour later: no
-   rewrite takes days. A host is refused if its clock is off by more than a third of `older-than`.
+4. *Another commit has succeeded since the file was first found.* A commit that was in progress then (with a manifest
+   list, a `metadata.json`, or an append to `frazil.signals`) is based on older metadata. Every catalog now refuses it;
+   its retry writes new files.
+5. *Two age checks.* Files that a Spark rewrite writes are registered nowhere until the rewrite commits. A file is
+   deleted only if it is older than `older-than` by the storage's clock, and if a run at least an hour earlier found it
+   too. No rewrite takes days. A host whose clock is off by more than a third of `older-than` deletes nothing.
 
-The clock alone never decides: for files of streams and backfills, rule 2 holds whatever the clocks show.
+The clock alone never decides whether a file is deleted: for files of streams and backfills, rule 2 holds whatever the
+clocks show.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Undecided:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Read the undecided batches from the table's properties. Raises `MarkerUnreadable` if they cannot be
-        determined.
+        """Read from the table's properties which batches may still be committed.
+
+        Raises `MarkerUnreadable` if they cannot be determined.
         """
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
@@ -95,7 +96,7 @@ class Folders:
 
 
 def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
-    """Return why a table's folders may hold files of other tables; None if no folder is shared."""
+    """Return why a table's folders may also hold files of other tables; None if they do not."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.lies_in(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
@@ -108,7 +109,7 @@ def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One listed file below the table's folders, and its normalised place."""
+    """One listed file below the table's folders, and its normalised path."""
 
     info: FileInfo
     place: Place
@@ -120,14 +121,14 @@ class References:
 
     paths: Set[str]
     live: Collection[Place]
-    """Files, manifests and manifest list of the snapshot that was the newest before the listing."""
+    """Data files, manifests and manifest list of the snapshot that was the newest before the listing."""
     manifests: Set[str]
     """Paths of the manifests that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result for one listing. Each listed file counts as exactly one of referenced, registered, young or
+    """The classification of one listing. Each listed file counts as exactly one of referenced, registered, young or
     candidate.
     """
 
@@ -144,14 +145,14 @@ class Evaluation:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """Return the result with these candidates, given by their listed paths, counted as registered."""
+        """Return the evaluation with these candidates counted as registered. `undecided` has their listed paths."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
 
 
 def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
-    """Return the listed files without hidden files (such as those below `_frazil`) and without files in other tables'
+    """Return the listed files, except hidden files (such as those below `_frazil`) and files in other tables'
     folders.
     """
     starts = [root.path for root in roots]
@@ -173,7 +174,7 @@ def _hidden(path: str, start: str) -> bool:
 def evaluate(
     files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
-    """Classify the table's own files: which to keep, and which may be deleted."""
+    """Classify the table's own files as files to keep or as candidates for deletion."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []
@@ -214,7 +215,8 @@ def missing(present: Set[str], references: References, roots: Collection[Place])
 
 
 def _similar_paths(candidates: Iterable[Listed], references: References) -> str | None:
-    """Return why candidates are refused that have the same name as a referenced file, or None.
+    """Return why a candidate must not be deleted if it has the same name as a referenced file; None if no candidate
+    has.
 
     File names are unique, so such a candidate is the referenced file under another path, or a copy of it.
     """
@@ -241,7 +243,7 @@ def _too_many(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
 def deletable(
     candidates: Iterable[Listed], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[Listed]:
-    """Return the candidates that an earlier run found, at least an hour ago and before the table's last commit."""
+    """Return the candidates that an earlier run found, at least an hour ago and before another commit to the table."""
     known = {
         path
         for run in runs

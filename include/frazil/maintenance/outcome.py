@@ -12,7 +12,7 @@ from frazil.maintenance.due import Action
 class Ending(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
-    """No work was worth doing, or the action is switched off."""
+    """The action had no useful work, or is switched off."""
     GAVE_UP = "gave up"
     """Another commit won the race; the next run tries again."""
     REFUSED = "refused"

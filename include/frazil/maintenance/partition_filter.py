@@ -1,8 +1,8 @@
-"""Expresses partitions as filters of Iceberg's Java API, so that exactly the files of these partitions are selected.
+"""Builds filters of Iceberg's Java API that select exactly the files of given partitions.
 
 The predicates use the terms of the partition spec, such as `day(ts) = 16070`, because Iceberg maps these to the spec
-unchanged. SQL cannot express `bucket` and `truncate`, and a range of column values would select neighbouring partitions
-too.
+unchanged. SQL cannot express `bucket` and `truncate`, and a range of column values would also select neighbouring
+partitions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _TEXTS = (DecimalType, UUIDType)
 
 
 def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema) -> Any:
-    """Build a Java `Expression` that selects partitions of one spec. `partitions` has their values as stored in
-    manifests.
+    """Build a Java `Expression` that selects partitions of one spec.
+
+    `partitions` lists their values as stored in manifests.
     """
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (

@@ -1,4 +1,4 @@
-"""Stores the results of a table's recent maintenance for operators, limited in number and age.
+"""Stores the results of a table's recent maintenance for operators, up to a maximum number and age.
 
 The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. If two processes write at the
 same time, one result may be lost; nothing depends on it.
@@ -28,10 +28,10 @@ STATE = "_maintenance"
 """
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
-"""Largest number of stored results per action and ending, so that many failures do not hide earlier work."""
+"""Maximum number of stored results per action and ending, so that many failures do not hide earlier work."""
 KEPT_MS = 90 * 24 * 3_600_000
 MAX_SENTENCE_CHARACTERS = 400
-"""Largest number of characters of a stored sentence; longer sentences are shortened."""
+"""Maximum length of a stored sentence; longer sentences are shortened."""
 ORPHANS = "orphans"
 
 
@@ -53,8 +53,9 @@ class PastOutcome:
 
 
 def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
-    """Add the results, except skipped actions, to the table's stored history. Never raises: the history is only
-    informative.
+    """Add the results to the table's stored history, except skipped actions.
+
+    Never raises, because the history is only informative.
     """
     worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
     if not worth:
@@ -77,9 +78,10 @@ def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outc
 
 
 def read_past(table: Table) -> tuple[PastOutcome, ...]:
-    """Return the stored results, oldest first; empty if the object is missing, damaged, newer or another table's.
+    """Return the stored results, oldest first.
 
-    Raises any error of the storage.
+    Empty if the object is missing or damaged, has a newer format, or belongs to another table. Raises any error of the
+    storage.
     """
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
@@ -92,14 +94,14 @@ def read_past(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Return the object to store, with the newest results of each kind.
+    """Return the content of the object to store, with the newest results of each kind.
 
-    A result with a time far in the future, from a wrong clock, is dropped.
+    A result with a time far in the future (from a wrong clock) is dropped.
     """
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
-        # Of the runs that found nothing to do, the newest shows when the table was last checked.
+        # Only the newest run that found nothing to do is kept. It shows when the table was last checked.
         found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
         kind = one.action, one.ending, found_nothing
         seen[kind] += 1

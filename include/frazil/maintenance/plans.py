@@ -28,13 +28,11 @@ from frazil.table.catalogs import catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Microseconds after the end of a partition from which it counts as complete, if the partition's times come from this
-host's clock.
-"""
+"""How long after its end a partition counts as complete, in microseconds, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""Microseconds after the end of a partition from which it counts as complete without a watermark.
+"""How long after its end a partition counts as complete, in microseconds, if no watermark is known.
 
-A stream that is gone or has not started must not keep the partition open forever.
+A stream that was removed or has not started must not keep the partition open forever.
 """
 
 
@@ -81,7 +79,7 @@ class MaintenancePlanner:
         return table, plan_manifests(sizes, self.maintained.settings.manifests, target_bytes=target)
 
     def expiry(self) -> tuple[Table, ExpiryPlan]:
-        # The signals before the table: signals that are read too early only keep more snapshots than needed.
+        # Read the signals before the table: outdated signals only keep more snapshots than needed.
         pins = read_pins(self.catalog, self.maintained, now_ms=self.now_ms)
         table = self._load()
         name, settings = self.maintained.identifier, self.maintained.settings.expiry
@@ -93,9 +91,9 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return the time (us): partitions that end by then get no more rows, except late rows.
+    """Return the time (microseconds since 1970) before which partitions are complete and only get late rows.
 
-    If this is wrong, a compaction only costs more.
+    A wrong time only makes compaction more expensive.
     """
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US

@@ -1,6 +1,4 @@
-"""Finds the tables of routes in the catalog: the tables that a route lists, and the tables that its template
-created.
-"""
+"""Finds the tables of routes in the catalog: tables that a route lists, and tables that its template created."""
 
 from __future__ import annotations
 
@@ -19,17 +17,21 @@ from frazil.table.made_tables import tables_named_like
 
 
 def tables_of_route(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the tables that are maintained for a stream's route, by name; no other stream maintains them.
+    """Return the tables that are maintained as part of this stream's route, sorted by name.
 
-    Includes tables whose names only match the route's template: their properties are not read here, and
-    `load_maintained` refuses such tables later. Raises any error of the catalog.
+    No other stream maintains these tables. Tables are included if their name matches the route's template: their
+    properties are not read here, and `load_maintained` later refuses tables that the route did not create. Raises any
+    error of the catalog.
     """
     declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
     return sorted([*declared, *made_tables(catalog, spec, specs)], key=lambda table: table.name)
 
 
 def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the tables that no declaration lists and that the template of the stream's route may have created."""
+    """Return the tables that the template of the stream's route may have created.
+
+    Tables in declarations are left out.
+    """
     if spec.route is None:
         return []
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
@@ -39,7 +41,7 @@ def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec])
 
 @dataclass(frozen=True, slots=True)
 class DueTable:
-    """A table and its due actions, as measured from metadata."""
+    """A table, its measurement from metadata, and its due maintenance actions."""
 
     table: MaintainedTable
     health: TableHealth
@@ -48,7 +50,7 @@ class DueTable:
 
     @property
     def need(self) -> tuple[int, int]:
-        """Sort key; the most urgent table has the largest key.
+        """Return the sort key; the table that needs maintenance most has the largest key.
 
         First the number of new files, which slow readers; then the number of snapshots, which slow commits.
         """
@@ -56,7 +58,10 @@ class DueTable:
 
 
 def due_of_route(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
-    """Return the table with its due actions; None if the table does not exist. Raises the errors of `measure`."""
+    """Measure a table of a route and return its due actions; None if the table does not exist.
+
+    Raises the errors of `measure`.
+    """
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None

@@ -1,4 +1,4 @@
-"""All alert rules by name, with the setting of each threshold and the runbook's section.
+"""Lists all alert rules by name, with the setting of each rule's threshold, and links to their runbook sections.
 
 A rule's name may be followed by a colon and the rule's subject: `freshness:<stream>`.
 """
@@ -61,5 +61,5 @@ RULES = {
 
 
 def runbook_of(rule: str) -> str:
-    """Return the link to the runbook's section that says what to do about the rule's alert."""
+    """Return the link to the runbook section about the rule."""
     return f"{os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK}#{rule.partition(':')[0]}"

@@ -1,4 +1,5 @@
-"""Maintains one table: compaction, then manifests, then expiry. Each action is planned on the table's current state.
+"""Maintains one table: compaction, then manifests, then expiry. Each action is planned from the table's current
+metadata.
 
 Writers may commit at any time, and their commits always win. A failed action does not stop the next one.
 """
@@ -46,10 +47,10 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run those of the actions that are worth it, in the order of `Action`.
+    """Run the given actions that have useful work, in the order of `Action`.
 
-    `spark` is called only if an action has work to do. It returns a session in which the catalog has its own name.
-    Failures are returned as outcomes. The only error that is raised is EnvironmentUnusable, from `spark`.
+    `spark` is called only if an action has work to do. It returns a session in which the catalog is registered under
+    its own name. Failures are returned as outcomes. Raises only EnvironmentUnusable, from `spark`.
     """
     run = _Run(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
@@ -130,8 +131,9 @@ class _Run:
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
-        """Return the bytes that compactions added after `before` was loaded; Iceberg's action does not return this
-        number.
+        """Return the bytes that compactions added after `before` was loaded.
+
+        Iceberg's action does not report this number.
         """
         with catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
@@ -194,7 +196,7 @@ class _Run:
 
 
 def compacted(done: Rewritten) -> tuple[Ending, str]:
-    """Return how a rewrite ended, and why some files were not rewritten."""
+    """Return how a rewrite ended, and why some files were not rewritten, if any."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
     failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []
@@ -207,9 +209,9 @@ def compacted(done: Rewritten) -> tuple[Ending, str]:
 
 
 def grown(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """Return a note if the compacted files are at least twice as large as before; empty otherwise.
+    """Return a note if the compacted files take at least twice the bytes; else an empty string.
 
-    Iceberg's writer, which compacts, may need many more bytes for the same rows than frazil's writer.
+    For the same rows, Iceberg's writer (used by compaction) may need many more bytes than frazil's writer.
     """
     if after < 2 * before or not before:
         return ""

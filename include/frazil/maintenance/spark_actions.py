@@ -1,7 +1,7 @@
 """Calls Iceberg's own actions on one table through its Java API, and returns their results as plain numbers.
 
-Decides nothing itself. If another commit makes an action impossible, the action raises `LostRace`: the other commit
-always wins.
+Makes no decisions: the plans do. If another commit makes an action impossible, the action raises `LostRace`: the other
+commit always wins.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS_AT_ONCE = 200
-"""Largest number of partitions in one action; Iceberg's planning compares every file with each partition."""
+"""Maximum number of partitions in one action. Iceberg's planning compares every file with each partition."""
 MIN_GROUP_FILES = 16
-"""Size of one commit of an action, in multiples of the target file size: a lost commit loses no more work than that."""
+"""Size of one commit of an action, in multiples of the target file size. A failed commit loses only this much work."""
 BUSY_TRIES = 3
-"""Number of attempts to rewrite a part of a partition into which batches merge."""
+"""Number of attempts to rewrite part of a busy partition, into which batches are merged."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Iceberg's errors that mean a conflict. The last one occurs if an expiring snapshot was tagged meanwhile."""
+"""Texts of Iceberg's errors that mean a conflict. The last one occurs if a snapshot was tagged while it was being
+expired.
+"""
 
 
 class LostRace(Exception):
@@ -50,7 +52,7 @@ class Rewritten:
     bytes: int = 0
     """Total size of the removed files."""
     failed: int = 0
-    """Number of files in jobs that failed before they had anything to commit."""
+    """Number of files in jobs that failed before their commit."""
     lost: tuple[str, ...] = ()
     """Error messages of the parts that lost against another commit."""
     errors: tuple[str, ...] = ()
@@ -88,10 +90,10 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite the small files of partitions.
+        """Rewrite files of partitions. Never raises.
 
-        Rewrites of whole partitions share an action. A rewrite of a part of a partition, of a busy partition, or one
-        that applies deletes gets its own action. A failed action does not stop the others; raises nothing.
+        Rewrites of whole partitions share an action. Three kinds get an action each: rewrites of part of a partition,
+        of a busy partition, and rewrites that apply deletes. A failed action does not stop the others.
         """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
         batches = [
@@ -151,7 +153,7 @@ class SparkTable:
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Return Iceberg's options for one action; the rewrites of a batch are of the same kind."""
+        """Return Iceberg's options for one action. All rewrites of a batch must be of the same kind."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
@@ -185,7 +187,7 @@ class SparkTable:
     def drop_deletes(self, paths: Collection[str]) -> int:
         """Remove delete files from the table, and return how many of them the table still had.
 
-        The data files of the delete files must be gone; a removed data file never returns. Iceberg's own
+        The data files to which they apply must be gone; a removed data file never returns. Iceberg's own
         `remove-dangling-deletes` only finds delete files that are older than all data files of their partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
@@ -206,18 +208,18 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """Rewrite the manifests of a partition spec, and return how many were replaced, and how many replaced them."""
+        """Rewrite the manifests of a partition spec. Returns the numbers of removed and added manifests."""
         with java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
             return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Expire exactly these snapshots, with the files that only they reference; return the number of deleted files
-        by kind.
+        """Expire exactly these snapshots and delete the files that only they reference. Returns the number of deleted
+        files by kind.
 
         Iceberg expires every snapshot older than `expireOlderThan`. The value 0 (1970) matches no snapshot, so only the
-        named snapshots expire.
+        given snapshots expire.
         """
         with java_errors():
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)
@@ -234,7 +236,7 @@ class SparkTable:
 
 @contextmanager
 def java_errors() -> Iterator[None]:
-    """Raise errors of Spark or the JVM as `LostRace` if another commit won, and as `SparkFailed` otherwise."""
+    """Convert errors of Spark or the JVM: to `LostRace` if another commit won, to `SparkFailed` otherwise."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
@@ -246,7 +248,7 @@ def java_errors() -> Iterator[None]:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """Return the session's JVM, for which PySpark has no public name."""
+    """Return the session's JVM. PySpark only has a private attribute for it."""
     return spark._jvm
 
 

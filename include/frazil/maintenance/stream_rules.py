@@ -1,7 +1,7 @@
 """Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
 Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert fires when the fact
-becomes true and resolves when it becomes false.
+becomes true, and resolves when it becomes false.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_BAD = 10
-"""Number of bad records from which a large percentage of fewer than `FEWEST_RECORDS` is meaningful."""
+"""Minimum number of bad records for a percentage of fewer than `FEWEST_RECORDS` records to be meaningful."""
 LARGE_PERCENTAGE = 50
-"""The threshold for a percentage of fewer than `FEWEST_RECORDS` records, unless the declared one is larger."""
+"""Minimum threshold for a percentage of fewer than `FEWEST_RECORDS` records. A larger declared threshold is used
+instead.
+"""
 NAMED = 5
 """Number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -34,7 +36,7 @@ RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
 
 @dataclass(frozen=True, slots=True)
 class LateWindow:
-    """The first window of a table that is not complete."""
+    """The first window of a table that is not complete yet."""
 
     window: str
     due_ms: int
@@ -43,8 +45,8 @@ class LateWindow:
     """
     waits_for: str
     is_history: bool = False
-    """Whether the window ended before the table's oldest snapshot. Then a stream read old records, or the window has
-    been late since that snapshot or longer.
+    """Whether the window ended before the table's oldest snapshot. In that case a stream read old records, or the
+    window has been late at least since that snapshot.
     """
 
 
@@ -136,7 +138,10 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
 
 
 def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
-    """Return a percentage of a stream's records, None for too few records, and the threshold for it."""
+    """Return a percentage of a stream's records and its threshold.
+
+    The percentage is None if there are too few records.
+    """
     share = 100 * count / max(records, 1)
     if records >= FEWEST_RECORDS or not count:
         return share, limit
@@ -150,7 +155,7 @@ def _share_words(count: int, records: int) -> str:
 def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     """Yield one reading per error class of dead letters.
 
-    These rules have no hold time, because a rate is already a mean over minutes.
+    These rules have no hold time, because a rate is already an average over minutes.
     """
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
@@ -206,8 +211,9 @@ def _writer(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
 
 
 def _stall(name: str, stall: Stall | None) -> Reading:
-    """Return the reading of the rule `stall`. It has a hold time, because some stalls end by themselves, for example
-    when a partition becomes idle.
+    """Return the reading of the rule `stall`.
+
+    It has a hold time, because some stalls end by themselves, for example when a partition becomes idle.
     """
     if stall is None:
         return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
@@ -227,13 +233,14 @@ def _down_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def release_command(table: str, key: str) -> str:
-    """Return the command that signals a held window without a correction of its data."""
+    """Return the command that releases a held window, so that it is signalled without a correction of its data."""
     return f"frazil partitions {table} --release {key} --reason 'why'"
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`. `held` lists the windows that quality gates hold, each with the gate's
-    finding.
+    """Return the reading of the rule `held`.
+
+    `held` lists the windows that quality gates hold back, each with the gate's finding.
     """
     if not alerts.enabled:
         return ()
@@ -251,8 +258,10 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
 
 
 def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
-    """Return the reading of a stream's audit findings that no later audit has cleared. `last` describes the last
-    audit.
+    """Return the reading of the rule `audit`.
+
+    `found` describes the audit findings that no later audit has cleared; None if there are none. `last` describes the
+    last audit.
     """
     said = (found or "").rstrip(".")
     return flag(
@@ -265,7 +274,8 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
 
 
 def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
-    """Return the reading of a table's next window, which is late if it has ended and is not complete.
+    """Return the reading of the rule `late-window`: the table's next window is late if it has ended and is not
+    complete.
 
     `late` is None for a table without signals.
     """
@@ -283,9 +293,7 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
 
 
 def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of an aggregation's days that are complete, and that were not aggregated within the allowed
-    time.
-    """
+    """Return the reading of the rule `aggregation`: complete days that were not aggregated within the time `within`."""
     days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:NAMED]) + _more(len(late))
     return flag(
         f"aggregation:{name}",
@@ -299,7 +307,7 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
-    """Return the reading of a DAG's consecutive failed runs.
+    """Return the reading of the rule `runs`: the number of a DAG's consecutive failed runs.
 
     `failed` is None if Airflow does not report the number. A paused DAG counts as beyond the threshold: like a DAG
     whose runs fail, it does no work.

@@ -1,6 +1,6 @@
 """Lists the maintained tables: tables of declared streams, their dead-letter tables, and the signals tables.
 
-Tables that a route created are found in the catalog: see `frazil.maintenance.routed`. This module does not load
+Tables that a route created are found in the catalog: see `frazil.maintenance.routed`. This module does not import
 PyIceberg, because Airflow's DAG processor calls it repeatedly.
 """
 
@@ -19,7 +19,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_made
 
 SIGNALS = "frazil.signals"
-"""A copy of `frazil.signals.signal_table.IDENTIFIER`, whose module loads PyIceberg."""
+"""A copy of `frazil.signals.signal_table.IDENTIFIER`. Importing that module would import PyIceberg."""
 
 
 class TableKind(StrEnum):
@@ -34,7 +34,7 @@ class MaintainedTable:
     """One table, and the maintenance settings that its streams declare."""
 
     name: str
-    """The table's identifier. The catalog's name is put in front if another catalog also has a table with this
+    """The table's identifier, with the catalog's name in front if another catalog also has a table with this
     identifier.
     """
     identifier: str
@@ -46,9 +46,9 @@ class MaintainedTable:
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of a UTC day from which the next run checks everything.
+        """Time of the UTC day from which the next run does a full check.
 
-        A route may have thousands of tables: their times are spread over the day.
+        A route may have thousands of tables, so their times are spread over the day.
         """
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
@@ -56,8 +56,8 @@ class MaintainedTable:
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
     """Return every table in these streams' declarations, sorted by name, and one signals table per catalog.
 
-    `frazil.spec.conflicts` makes sure that all streams of a table declare the same settings, so the first stream's
-    settings are used.
+    The settings of the table's first stream are used: `frazil.spec.conflicts` ensures that all streams of a table
+    declare the same settings.
     """
     writers: dict[tuple[str | None, str, TableKind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
@@ -78,9 +78,9 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Return groups of tables that one Spark session maintains: a main table with its dead-letter tables.
+    """Group the tables that one Spark session maintains: a main table with its dead-letter tables, or a signals table.
 
-    The key is the name of the group's main or signals table. Every maintained table except tables of routes occurs
+    Maps the name of the main or signals table to its group. Every maintained table except tables of routes occurs
     exactly once. If streams of several tables share a dead-letter table, it is in the first group.
     """
     tables = maintained_tables(specs)
@@ -93,16 +93,14 @@ def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[Maintain
 
 
 def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
-    """Return the streams with a route, by the name under which the route's due tables are maintained.
-
-    No table can have such a name.
-    """
+    """Map the maintenance name of each route, `route of <stream>`, to its stream. No table can have such a name."""
     return {f"route of {spec.name}": spec for spec in specs if spec.route is not None}
 
 
 def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """Return a table that the template of a stream's route may have created, with a name unique among all streams'
-    tables.
+    """Return a maintained table that the template of a stream's route may have created.
+
+    Its name is unique among the tables of all streams.
     """
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and _may_have(each, identifier) for each in specs)
@@ -121,8 +119,8 @@ def _may_have(spec: StreamSpec, identifier: str) -> bool:
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
     """Find a maintained table by name. Raises SpecError with the known tables if no stream uses the table.
 
-    `frazil.maintenance.load` later checks whether a route's template really created a table of that name. `problems`
-    are the errors of unreadable declarations: one of these may use the table. The error lists them too.
+    `frazil.maintenance.load` later checks whether a route's template really created the table. `problems` are the
+    errors of unreadable declarations, which might use the table; the SpecError lists them too.
     """
     specs = tuple(specs)
     tables = maintained_tables(specs)

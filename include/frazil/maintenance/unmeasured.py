@@ -11,7 +11,7 @@ RULE = "unmeasured"
 
 
 def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Keep all active alerts, because no one knows whether they are over, and fire `unmeasured` after the hold time."""
+    """Keep all active alerts, because it is unknown whether they are over. Fire `unmeasured` after the hold time."""
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [

@@ -1,4 +1,4 @@
-"""Finds the next window of a table to complete, and what the window waits for."""
+"""Finds the next incomplete window of a table, and what the window is waiting for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.spec.model import StreamSpec
 def late_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> LateWindow | None:
-    """Return the next window; if it is due, with what it waits for.
+    """Return the table's next incomplete window. If it should already be complete, includes what it is waiting for.
 
     Returns None for a table without signals, or a table that no longer exists. `specs` are all declared streams of the
     table.

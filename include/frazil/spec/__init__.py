@@ -1,3 +1,3 @@
-"""Declarations of streams: immutable models, their loading from YAML, and their translation to Iceberg."""
+"""Declarations of streams: immutable models, loading them from YAML, and translating them to Iceberg."""
 
 from __future__ import annotations

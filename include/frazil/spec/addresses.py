@@ -19,9 +19,9 @@ _CUTS = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
 def servers_problem(text: str) -> str | None:
-    """Return why a list of brokers cannot be used, as the end of a sentence; None if it can be used.
+    """Return why a list of brokers cannot be used, as the end of a sentence; None if it can be.
 
-    Text with an `@` or a `=` may contain credentials, so the message then quotes no part of the text.
+    Text with an `@` or a `=` may contain credentials, so the message does not quote any part of such a text.
     """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
@@ -51,7 +51,7 @@ def _server_problem(server: str) -> str | None:
 def path_problem(text: str) -> str | None:
     """Return why files would not be stored in the declared folder, as the end of a sentence; None if they would.
 
-    PyIceberg and Iceberg's S3 client take the text after `#` or `?` as a fragment or a query, and drop control
+    PyIceberg and Iceberg's S3 client interpret the text after `#` or `?` as a fragment or a query, and drop control
     characters.
     """
     sign = _CUTS.search(text)
@@ -59,7 +59,7 @@ def path_problem(text: str) -> str | None:
 
 
 def location_problem(text: str) -> str | None:
-    """Return why a location cannot hold files, as the end of a sentence; None if it can."""
+    """Return why a location cannot be used to store files, as the end of a sentence; None if it can."""
     if problem := path_problem(text):
         return problem
     if text.startswith("/"):
@@ -74,5 +74,5 @@ def location_problem(text: str) -> str | None:
 
 
 def names_store(error: Exception) -> bool:
-    """Return whether an error from Arrow comes from an object store; only the error's text shows this."""
+    """Return whether an error that Arrow raised comes from an object store. Only the error's text shows this."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

@@ -24,7 +24,7 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The application's resources: the largest cores and driver memory that any stream declares, and all Spark
+        """The application's resources: the largest cores and driver memory of its streams, and all their Spark
         properties.
 
         If streams differ in other settings, the first stream by name wins; for Spark properties, the last. `frazil
@@ -53,15 +53,15 @@ class Application:
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when the whole application must be restarted.
 
-        It covers the resources, and the connections and variables with secrets, because a process keeps the environment
-        with which it started.
+        It covers the resources. It also covers the names of connections and variables with secrets, because a process
+        keeps the environment with which it started.
         """
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 
 
 def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
-    """Return the applications that streams name, by name."""
+    """Return the applications to which the streams belong, by name."""
     named: dict[str, list[StreamSpec]] = {}
     for spec in specs:
         if spec.application is not None:
@@ -71,7 +71,7 @@ def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 
 
 def find_application(folder: Path, name: str) -> Application | None:
-    """Return the application that streams of a folder name, by their last valid declarations; None if no stream names
+    """Return an application, according to the last valid declarations of a folder's streams; None if no stream names
     it.
     """
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())

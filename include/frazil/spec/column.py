@@ -49,7 +49,7 @@ class Column(Model):
 
     @property
     def json_texts(self) -> tuple[str, ...]:
-        """The full names of this column, or of strings within it, that keep values as JSON text."""
+        """Full names of the strings in this column that store values as JSON text; may include the column itself."""
         if self.as_ is None:
             return ()
         return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
@@ -79,9 +79,9 @@ def columns_of(value: object) -> object:
 
 
 def column_of(name: str, declared: object) -> object:
-    """Convert a declared column, `"type [not null]"` or a mapping with `type`, to the model's form.
+    """Convert a declared column to the model's form: `"type [not null]"`, or a mapping with `type`.
 
-    Any other value is passed on, and the model refuses it.
+    Any other value is passed on, and the model rejects it.
     """
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)

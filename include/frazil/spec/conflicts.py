@@ -1,4 +1,4 @@
-"""Finds conflicts between streams that are valid on their own, and describes them in sentences."""
+"""Finds conflicts between streams that are valid on their own, and describes each in a sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLASHES_SHOWN = 10
 
 
 def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return the conflicts between streams over names, tables, topics and schemas."""
+    """Return the conflicts between streams in names, tables, topics and schemas, one sentence each."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -31,7 +31,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def trespasses(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return conflicts in which the stream declared in `path` would write into another stream's own table."""
+    """Return the conflicts in which the stream declared in `path` would write to another stream's own table."""
     return [said for said in (*_dead_letters(streams), *_routes(streams)) if said.startswith(f"{path}: ")]
 
 
@@ -65,7 +65,7 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield conflicts of routed tables that are another stream's own table: their windows would wait for an unrelated
+    """Yield routed tables that are also another stream's own table: their windows would wait for an unrelated
     stream.
     """
     own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
@@ -78,8 +78,9 @@ def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield conflicts between streams whose routes name the same table: a window is complete only if all of them
-    agree.
+    """Yield conflicts between streams whose routes name the same table.
+
+    A window of such a table is complete only if all these streams agree on it.
     """
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     for path, spec in streams.items():
@@ -126,9 +127,9 @@ def _mode(spec: StreamSpec) -> str:
 
 
 def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield conflicts between streams with the same table.
+    """Yield conflicts between streams that write to the same table.
 
-    Each stream is compared with the first one, and its topics with the topics of all other streams.
+    Each stream is compared with the first one, and its topics with the topics of all streams before it.
     """
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
@@ -181,7 +182,7 @@ def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, st
 
 
 def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
-    """Return the topics that one of the streams lists and that both read."""
+    """Return the topics that both streams read and at least one of them lists by name."""
     mine, its = spec.source.reads, other.source.reads
     return sorted(topic for topic in {*spec.source.topics, *other.source.topics} if topic in mine and topic in its)
 
@@ -200,7 +201,7 @@ def _columns(spec: StreamSpec) -> Struct:
 
 
 def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield columns whose two declarations contradict each other, so that no table can satisfy both.
+    """Yield columns whose two declarations contradict each other, so that no table fits both.
 
     An optional column may be missing in one declaration.
     """

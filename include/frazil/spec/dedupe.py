@@ -33,7 +33,7 @@ class Dedupe(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of the declared key."""
+    """Yield the problems of the key that is declared for `dedupe`."""
     if (dedupe := spec.dedupe) is None:
         return
     columns = {column.name: column for column in spec.columns}

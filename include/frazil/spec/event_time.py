@@ -1,4 +1,4 @@
-"""The event time of a declared stream, and how it advances."""
+"""Models of a stream's event time, and of how its watermark advances."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Caches values that were read from files until a file may have changed: hundreds of supervisors read every few
-seconds.
+"""Caches values that were read from files until a file may have changed.
+
+Hundreds of supervisors read the files every few seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ class FileCache(Generic[T]):
     """
 
     def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
-        """`beside` lists other files of the same folder that the reader also reads; they may be missing."""
+        """`beside` lists other files of the same folder that the reader also reads. They may be missing."""
         self._read, self._beside = read, beside
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
-        """Return or raise what `read` returns or raises for this path. The value is shared and must not be changed."""
+        """Return what `read` returns for this path, or raise what it raises.
+
+        The value is shared and must not be changed.
+        """
         files = (path, *(path.parent / name for name in self._beside))
         now_ns, seen = time.time_ns(), tuple(map(signature, files))
         entry = self._entries.get(path)
@@ -67,9 +71,9 @@ class FileCache(Generic[T]):
 
 
 def signature(path: Path) -> Signature:
-    """Return a value that changes with the file; None if the file is missing or inaccessible.
+    """Return a value that changes when the file changes; None if the file is missing or inaccessible.
 
-    Uses the change time (ctime) too, which cannot be set, unlike the modification time.
+    Includes the change time (ctime), which, unlike the modification time, cannot be set.
     """
     try:
         seen = path.stat()

@@ -1,7 +1,7 @@
 """Finds the file in a folder that declares a stream, for hundreds of supervisors in one process.
 
-Each supervisor asks every few seconds. If each of them read the whole folder, the cost would grow with the square of
-their number.
+Each supervisor looks up its file every few seconds. If each of them read the whole folder, the cost would grow with the
+square of their number.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class FolderIndex:
         self._one_at_a_time = threading.Lock()
 
     def only_file(self, folder: Path, stream: str) -> Path | None:
-        """Return the only file that declared the stream when the folder was last listed.
+        """Return the only file that declares the stream, according to the folder's last listing.
 
-        Returns None if no valid file declared it, or several did.
+        Returns None if no readable file declares the stream, or if several do.
         """
         with self._one_at_a_time:
             listing = self._listings.get(folder)

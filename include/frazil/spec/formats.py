@@ -1,6 +1,4 @@
-"""Models of `source.format`, `source.key` and `source.headers`: how the value, key and headers of a record are
-encoded.
-"""
+"""Models of `source.format`, `source.key` and `source.headers`: how a record's value, key and headers are encoded."""
 
 from __future__ import annotations
 
@@ -274,12 +272,12 @@ class ProtobufFormat(_SchemaFormat):
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:
-    """Return the envelope around records of this format; None without an envelope."""
+    """Return the envelope around records of this format; None if it has none."""
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 def registry_of(value: ValueFormat) -> Registry | None:
-    """Return the schema registry that is declared for this format; None without one."""
+    """Return the schema registry that is declared for this format; None if none is."""
     return getattr(value, "registry", None)
 
 
@@ -319,7 +317,9 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format as written in YAML: its name, or a mapping of the settings that differ from their defaults."""
+    """Return the format as it is written in YAML: its name, or a mapping of the settings that differ from the
+    defaults.
+    """
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
@@ -327,8 +327,8 @@ def plain_format(value: ValueFormat) -> str | dict[str, Any]:
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
     """Return the format for use on another host, in the form of `plain_format`.
 
-    A schema file is replaced by its text, and a registry that the reader of records does not need is left out. Raises
-    SpecError.
+    A schema file is replaced by its text. A registry is left out if it is not needed to read records. Raises SpecError
+    if the schema file cannot be read.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))
@@ -338,7 +338,10 @@ def carried_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def schema_of(value: AvroFormat | ProtobufFormat) -> str:
-    """Return the text of the declared schema, in base64 if the schema file is a descriptor. Raises SpecError."""
+    """Return the text of the declared schema, in base64 if its file is a descriptor.
+
+    Raises SpecError if it cannot be read.
+    """
     if value.schema_text is not None:
         return value.schema_text
     path = value.schema_path
@@ -352,7 +355,7 @@ def schema_of(value: AvroFormat | ProtobufFormat) -> str:
 
 
 def format_of(plain: str | Mapping[str, Any]) -> ValueFormat:
-    """Parse the result of `plain_format`. Raises pydantic's ValidationError."""
+    """Convert the result of `plain_format` back to the format. Raises pydantic's ValidationError."""
     return _FORMAT.validate_python(plain, by_alias=True, by_name=False)
 
 

@@ -1,4 +1,4 @@
-"""Former names of columns: the table property that keeps them, and the names in rows that follow from it. Pure."""
+"""Former names of columns: the table property that stores them, and the names that columns may have in rows. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Former = Mapping[str, int | None]
 
 
 def former_columns(properties: Mapping[str, str]) -> Former:
-    """Parse the property. Raises SchemaIncompatible if it was edited by hand."""
+    """Parse the property with the former names.
+
+    Raises SchemaIncompatible if it is not valid, because it was edited by hand.
+    """
     text = properties.get(PROPERTY, "{}")
     try:
         found = json.loads(text)
@@ -30,12 +33,15 @@ def former_columns(properties: Mapping[str, str]) -> Former:
 
 
 def current_name(existing: Schema, field_id: int | None) -> str | None:
-    """The name of a top-level column; None if the table has no column with this id."""
+    """Return the current name of a top-level column; None if the table has no column with this id."""
     return next((field.name for field in existing.fields if field.field_id == field_id), None)
 
 
 def names_in_rows(own: Schema, own_former: Former, main: Schema, main_former: Former) -> dict[str, set[str]]:
-    """Return the other names that each column of a routed table may have in rows of the main table."""
+    """Return the other names that each column of a routed table may have in rows of the main table.
+
+    Columns without other names are left out.
+    """
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in own.fields}
     found = {}

@@ -1,4 +1,4 @@
-"""Translates a declared stream to PyIceberg (schema, partition spec, sort order); defines the dead-letter schema."""
+"""Translates a declared stream to PyIceberg's schema, partition spec and sort order. Defines the dead-letter schema."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class _FieldIds:
 
 
 def schema(spec: StreamSpec) -> Schema:
-    """Return the stream's schema: the declared columns in order, then the Kafka coordinates unless switched off; ids
-    from 1.
+    """Return the stream's schema: the declared columns in order, then the Kafka coordinates, unless they are switched
+    off.
 
-    The key of an upsert stream becomes Iceberg's identifier fields.
+    Field ids start at 1. The key of an upsert stream becomes Iceberg's identifier fields.
     """
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
@@ -128,15 +128,16 @@ def schema(spec: StreamSpec) -> Schema:
 
 
 def records_schema(spec: StreamSpec) -> Schema:
-    """Return the fields of the stream's records, with ids from 1."""
+    """Return the schema of the stream's records. Field ids start at 1."""
     return Schema(
         *_FieldIds().fields([(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.record_columns])
     )
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning, with the field ids of the schema `of`; partition fields are named as in
-    Spark.
+    """Return the declared partitioning, with field ids of the schema `of`.
+
+    Partition fields are named as Spark names them.
     """
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
@@ -152,7 +153,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order, with the field ids of the schema `of`; the unsorted order (id 0) if none is
+    """Return the declared sort order, with field ids of the schema `of`; the unsorted order (id 0) if none is
     declared.
     """
     terms = [parse_sort_term(text) for text in spec.sort_by]
@@ -216,7 +217,7 @@ DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
 
 
 def type_text(kind: IcebergType) -> str:
-    """Format a type as in a declaration, the inverse of `frazil.spec.types.parse_type`. Pure."""
+    """Format a type as it is written in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
     match kind:
         case StructType():
             fields = (f"{f.name}: {type_text(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
@@ -229,6 +230,6 @@ def type_text(kind: IcebergType) -> str:
 
 
 def declaration(field: NestedField) -> str:
-    """Format a column as in YAML under `schema`; the text is valid in a block and in braces. Pure."""
+    """Format a column as it is written under `schema` in YAML. The text is valid in a block and within braces. Pure."""
     text = type_text(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

@@ -1,4 +1,4 @@
-"""Inconsistencies between the parts of a declared stream."""
+"""Problems between the parts of a declared stream, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class InconsistentError(ValueError):
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    """Return the end of a sentence about an unknown name: the most similar known name, or all known names."""
+    """Return the end of a sentence about an unknown name: the most similar known name, or else all known names."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -1,6 +1,6 @@
 """Generates the JSON Schema of a stream's file, for completion and checks in editors.
 
-Most of the schema comes from the models. The short forms, which the models also accept, are added here. `python -m
+Most of the schema comes from the models. The short forms that the models also accept are added here. `python -m
 frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
 """
 
@@ -63,14 +63,14 @@ def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> No
 
 
 def _text_or(listed: _Schema) -> _Schema:
-    """Return a schema that accepts one string in place of a list of strings."""
+    """Return a schema that also accepts one string instead of a list of strings."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
 
 
 def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
-    """Return a schema that accepts the name of a format, or a mapping with the format's type."""
+    """Return a schema that accepts the name of a format, or a mapping with `type`."""
     for name in FORMATS:
         of_type = definitions[FORMATS[name].__name__]
         of_type["required"] = ["type"]
@@ -80,7 +80,7 @@ def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
 
 
 def _columns(declared: _Schema, column: _Schema) -> _Schema:
-    """Return the schema of a mapping from column names to a type, or to a mapping that does not repeat the name."""
+    """Return the schema of a mapping from column names to types. A column may also be a mapping, without the name."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
     short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}
@@ -93,7 +93,7 @@ def _columns(declared: _Schema, column: _Schema) -> _Schema:
 
 
 def _drop_titles(node: object) -> None:
-    """Drop the titles that pydantic adds, because they only repeat each field's name."""
+    """Remove the titles that pydantic adds, because they only repeat each field's name."""
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
             del node["title"]

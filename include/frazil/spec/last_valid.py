@@ -1,14 +1,14 @@
-"""Remembers the last valid declarations of a folder, so that a typo removes no DAG and stops no writer.
+"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer.
 
 <home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
 
 Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when
 it starts. A process that reads a broken file uses the file's last valid declaration instead. Several processes may do
-this at once, because a record is replaced atomically, and only if it has changed.
+this at once: a record is replaced atomically, and only if it has changed.
 
-A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file or
-a volume may be mounted late; later the record is forgotten. The same applies to the old name of a stream whose file now
-declares another name; its record is `<file>~<name>.json`.
+A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file,
+or a volume may be mounted late. After that, the record is deleted. The same applies to the old name of a stream whose
+file now declares a different name; the record of the old name is `<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Found(Generic[T]):
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
-    """Return all files of a folder by path: valid, broken, and missing ones while they are remembered."""
+    """Return all files of a folder, sorted by path: valid and broken ones, and missing ones that are still recorded."""
     memory = Memory(folder)
     problem, paths = _listed(folder)
     found = [_read(path, kind, memory) for path in paths]
@@ -124,16 +124,17 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
 
 
 def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the last valid declaration of that name in a folder; None if there is none."""
+    """Return the last valid declaration with this name in a folder; None if there is none."""
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return one stream of a folder. If its file is broken, return the last valid declaration, and the problem.
+    """Return one stream of a folder, and None. If its file is broken, return its last valid declaration and the
+    problem.
 
-    A valid declaration is remembered. Raises SpecError if there never was a valid one.
+    A valid declaration is recorded. Raises SpecError if there never was a valid one.
     """
     try:
         return find_and_remember(folder, name), None
@@ -144,8 +145,9 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
 
 
 def find_and_remember(folder: Path, name: str) -> StreamSpec:
-    """Return one stream of a folder, and remember it in case its file breaks later. Raises SpecError like
-    `find_stream`.
+    """Return one stream of a folder, and record it in case its file breaks later.
+
+    Raises SpecError like `find_stream`.
     """
     path = find_file(folder, name)
     spec = load_stream(path)
@@ -154,9 +156,9 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 
 def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """Return all streams of a folder by name, like `find_or_recall`, and the problems of broken files.
+    """Return all streams of a folder, sorted by name, and the problems of broken files.
 
-    Raises SpecError if there are neither streams nor problems.
+    If a file is broken, its last valid declaration is used. Raises SpecError if there are neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -166,7 +168,7 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
 
 
 def _listed(folder: Path) -> tuple[str | None, list[Path]]:
-    """Return why a folder's files cannot be listed, or None; and the files."""
+    """Return why a folder's files cannot be listed (None if they can), and the files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in stream_files(folder)]
@@ -190,7 +192,7 @@ class Memory:
         self._records = home() / "declared" / f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
     def paths(self) -> list[Path]:
-        """Return the paths of the remembered files."""
+        """Return the paths of the files whose declarations are recorded."""
         try:
             records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home without read permission
         except FileNotFoundError:
@@ -201,7 +203,7 @@ class Memory:
         return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
-        """Remember a valid declaration. Raises SpecError if the file has changed since it was loaded, and is now
+        """Record a valid declaration. Raises SpecError if the file has changed since it was loaded, and is now
         broken.
         """
         target = self._record(path)
@@ -227,7 +229,10 @@ class Memory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Return since when a remembered file is missing. If no one has noticed yet, that is now, and is recorded."""
+        """Return since when a recorded file has been missing (ms since 1970).
+
+        If this is noticed for the first time, returns and records the current time.
+        """
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:

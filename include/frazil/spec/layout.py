@@ -1,7 +1,7 @@
 """Parses partition and sort terms such as `day(ts)` or `bucket(16, id) desc nulls last`, without PyIceberg.
 
-Iceberg's specification, section "Partition Transforms", defines which transform fits which type. A test compares the
-table below with PyIceberg's `can_transform`.
+Iceberg's specification, section "Partition Transforms", defines which transforms are allowed for which types. A test
+compares the table below with PyIceberg's `can_transform`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Term:
 
     @property
     def field_name(self) -> str:
-        """The partition field's name, as Iceberg's Java `PartitionSpec.Builder` chooses it: ts_day, id_bucket."""
+        """The partition field's name, such as ts_day or id_bucket, as Iceberg's Java `PartitionSpec.Builder` chooses
+        it.
+        """
         suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(self.transform, f"_{self.transform}")
         return f"{self.column}{suffix}"
 
@@ -69,7 +71,10 @@ class SortTerm:
 
 
 def parse_term(text: str) -> Term:
-    """Parse one partition term; a column alone means its identity. Raises ValueError with the allowed forms."""
+    """Parse one partition term. A column name alone means the identity transform.
+
+    Raises ValueError with the allowed forms.
+    """
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):
         raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED}")
@@ -82,8 +87,9 @@ def parse_term(text: str) -> Term:
 
 
 def parse_sort_term(text: str) -> SortTerm:
-    """Parse one sort term: `column`, `column desc`, `bucket(16, id) asc nulls last`. Raises ValueError with the allowed
-    forms.
+    """Parse one sort term: `column`, `column desc`, `bucket(16, id) asc nulls last`.
+
+    Raises ValueError with the allowed forms.
     """
     stripped = text.strip()
     head = re.match(r"\w+\s*\([^)]*\)|\S+", stripped)
@@ -103,7 +109,7 @@ def fits(transform: str, source: Type) -> bool:
 
 
 def fitting_types(transform: str) -> str:
-    """Return the types that a transform accepts, as text for messages."""
+    """Return the types to which a transform can be applied, as text for messages."""
     return ", ".join(sorted(_FITS[transform])) if transform in _FITS else "any type but struct, list and map"
 
 

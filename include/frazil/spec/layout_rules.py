@@ -1,4 +1,4 @@
-"""Rules between a table's columns and its partitioning and sort order."""
+"""Rules about a table's columns together with its partitioning and sort order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Columns = Mapping[str, Type | None]
 
 
 def partitioning(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield partition terms that do not fit their column, and pairs of terms that contradict each other."""
+    """Yield partition terms that are not possible for their column, and pairs of terms that contradict each other."""
     columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
         yield from _term(f"partition-by.{index}", term, columns)
@@ -26,7 +26,7 @@ def partitioning(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def sorting(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield sort terms that do not fit their column."""
+    """Yield sort terms that are not possible for their column."""
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
 
@@ -54,8 +54,9 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
 
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
-    """Yield partition fields whose name is not unique, and columns with two time granularities, which Iceberg Java
-    refuses.
+    """Yield partition fields whose name is not unique, and columns with two time granularities.
+
+    Iceberg's Java library refuses both.
     """
     other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
     if other is not None:
@@ -76,7 +77,10 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
 
 
 def _source(path: str, columns: Columns) -> Type | None:
-    """Return the type at a dotted path. As in Iceberg, the path may lead only through structs."""
+    """Return the type at a dotted path; None if there is none.
+
+    As in Iceberg, the path may only lead through structs.
+    """
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:

@@ -27,7 +27,7 @@ DEFAULTS_FILE = "_defaults.yaml"
 def load_stream(path: Path) -> StreamSpec:
     """Load the stream that one file declares, with defaults from `_defaults.yaml` in the same folder.
 
-    Raises SpecError with the file's name and, for every problem, the key, the value and what is allowed.
+    Raises SpecError with the file's name and, for every problem, the key, the value and the allowed values.
     """
     return _STREAMS.get(path)
 
@@ -37,13 +37,19 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """Merge one file over the `_defaults.yaml` of its folder, without validation. Raises SpecError."""
+    """Return the content of one file, merged over the `_defaults.yaml` of its folder.
+
+    Not validated. Raises SpecError.
+    """
     declared = read_mapping(path)
     return _merge(read_defaults(path.parent), declared)
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """Return the settings that all streams of a folder share, without validation. Raises SpecError."""
+    """Return the settings that all streams of a folder share.
+
+    Not validated. Raises SpecError if the file is unreadable.
+    """
     file = folder / DEFAULTS_FILE
     return read_mapping(file) if file.exists() else {}
 
@@ -57,9 +63,7 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _file_of(key: str, path: Path) -> Path:
-    """Return the file that sets a key: the folder's `_defaults.yaml` if only it has the key, else the stream's own
-    file.
-    """
+    """Return the file that sets a key: `_defaults.yaml` if only that file has the key, else the stream's own file."""
     with suppress(SpecError):
         if _has(read_defaults(path.parent), key) and not _has(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
@@ -67,7 +71,10 @@ def _file_of(key: str, path: Path) -> Path:
 
 
 def _has(declared: Mapping[str, Any], key: str) -> bool:
-    """Return whether a key is declared, or the list or single value to which it belongs. Names may contain dots."""
+    """Return whether a key is declared. If the key is an element of a list, returns whether the list is declared.
+
+    Names may contain dots.
+    """
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):
@@ -80,7 +87,7 @@ def _has(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Return every stream of a folder by name, sorted. Files whose names begin with an underscore are not streams.
+    """Return all streams of a folder, sorted by name. Files whose names begin with an underscore are not streams.
 
     Raises SpecError with the problems of all files and the conflicts between streams.
     """
@@ -122,7 +129,7 @@ def no_stream(folder: Path) -> SpecError:
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Return one stream of a folder by its name; other files of the folder may be broken.
+    """Return one stream of a folder by its name. Other files of the folder may be broken.
 
     Raises SpecError with the known names if no file declares the stream, or with the problems of its file.
     """
@@ -132,7 +139,7 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
     """Check that the stream's dead-letter table and routed tables are not tables of another stream.
 
-    Other files may be broken. Raises SpecError. `frazil validate` checks the same, but no one may have run it.
+    Other files may be broken. Raises SpecError. `frazil validate` checks this too, but may not have been run.
     """
     if spec.route is None and spec.dead_letters.table is None:
         return
@@ -146,8 +153,9 @@ def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Return the file that declares a stream, valid or not. Raises SpecError with the known names if no file declares
-    it.
+    """Return the file that declares a stream, even if the declaration is not valid.
+
+    Raises SpecError with the known names if no file declares the stream.
     """
     known: dict[str, Path] = {}
     failures: list[str] = []
@@ -171,17 +179,17 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _application(path: Path) -> str | None:
-    """Return the application that a file's stream names; None without one, or if the file is broken."""
+    """Return the shared application of a file's stream; None if it has none, or if the file is broken."""
     with suppress(SpecError):
         return load_stream(path).application
     return None
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that feed a table, sorted by name; for a routed table, as that table sees them.
+    """Return the streams that write to a table, sorted by name. For a routed table, returns them as `seen_by` does.
 
-    Raises SpecError with the known tables if no stream feeds the table. Also raises it if a broken file mentions the
-    table, because the table's streams are then unknown.
+    Raises SpecError with the known tables if no stream writes to the table. Also raises it if a broken file mentions
+    the table, because the table's streams are then unknown.
     """
     valid: list[StreamSpec] = []
     failures: list[str] = []
@@ -208,7 +216,7 @@ def stream_files(folder: Path) -> list[Path]:
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings key by key. Any other value in `above` replaces the value in `beneath`."""
+    """Merge two mappings recursively. Any other value in `above` replaces the value in `beneath`."""
     merged = dict(beneath)
     for key, value in above.items():
         below = merged.get(key)

@@ -161,16 +161,17 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the age of the last commit, in milliseconds, from which a stream is stale while records wait.
+        """Return the minimum age of the last commit (ms) at which a stream with unread records is stale.
 
-        It is at least two commit intervals, so that a punctual commit ends an alert that one missed commit caused.
+        It is at least two commit intervals, so that one missed commit does not keep an alert active once the next
+        commit is on time.
         """
         return max(self.alerts.freshness // timedelta(milliseconds=1), STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """Numbers of snapshots and manifests that maintenance leaves (None if unlimited), and the interval between its
-        runs.
+        """Maximum numbers of snapshots and manifests that maintenance leaves (None if unlimited), and the interval of
+        its runs.
         """
         return (
             self.expiry.at_most if self.expiry.enabled else None,
@@ -181,7 +182,7 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _switch_alone(cls, value: object) -> object:
-        """Expand `maintenance: off`, which switches off every action except the alerts."""
+        """Expand `maintenance: off`, which switches off every action but not the alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:
             return value

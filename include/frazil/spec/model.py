@@ -1,7 +1,7 @@
-"""The model of a declared stream: immutable, kebab-case in YAML, complete with defaults.
+"""The model of a declared stream. It is immutable, has defaults for all optional settings, and is kebab-case in YAML.
 
-The model has no secrets. `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
-`frazil.spec.references.resolve` replaces them when they are used.
+The model contains no secrets. `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references
+until they are used: `frazil.spec.references.resolve` then replaces them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest commit interval, with throttling."""
+        """The longest possible commit interval: `max-interval` if the interval may be stretched."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -301,8 +301,9 @@ class StreamSpec(Model):
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
-        """The length of the windows that complete: as declared, else the table's partitioning by event time; None
-        without windows.
+        """The window length: `complete` if declared, otherwise the granularity of the event-time partitions.
+
+        None if the stream has no windows.
         """
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
@@ -311,13 +312,13 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """The transforms with which the table is partitioned by event time."""
+        """The transforms of the event time by which the table is partitioned."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     @property
     def max_records(self) -> int:
-        """Largest number of records in one batch."""
+        """Maximum number of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
             return MERGED_RECORDS
         return self.commit.max_records
@@ -325,8 +326,9 @@ class StreamSpec(Model):
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when a running writer must be restarted.
 
-        It covers everything on which a writer depends. Of the maintenance, it covers only what throttling uses, and
-        only if that differs from the default. The stream's application, owner and description are left out.
+        It covers everything on which a writer depends. Of the maintenance settings, it only covers the ones that
+        throttling uses, and only if they differ from the defaults. The stream's application, owner and description are
+        not covered.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
         kept = self.maintenance.kept
@@ -335,7 +337,7 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that a fingerprint omits, including unused keys that later versions added."""
+        """Return the keys that the fingerprint leaves out. They include unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
         columns = {
             index: unset
@@ -356,20 +358,20 @@ class StreamSpec(Model):
 
     @property
     def record_columns(self) -> tuple[Column, ...]:
-        """The fields of a record: those of `source.schema`, or the table's columns."""
+        """The fields of a record: those of `source.schema` if declared, otherwise the table's columns."""
         return self.source.columns or self.columns
 
     @property
     def unnests(self) -> bool:
-        """Whether the transform may make several rows of one record."""
+        """Whether the transform may turn one record into several rows."""
         return self.transform is not None and "unnest" in self.transform.lower()
 
     @property
     def units(self) -> dict[str, str]:
-        """How records hold the values of columns, by full name, if the type alone does not decide it.
+        """How records store the values of columns, by the column's full name, if the type alone does not determine it.
 
-        The unit of times that arrive as numbers; `json` for strings that keep values as JSON text; `rest` for the
-        column of the other fields.
+        The value is the unit of times that arrive as numbers, `json` for strings that store values as JSON text, or
+        `rest` for the column with all other fields.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
@@ -384,7 +386,7 @@ class StreamSpec(Model):
 
     @property
     def value_format(self) -> ValueFormat:
-        """The format of values, with the names of the columns that the value fills."""
+        """The format of values, including the names of the columns that the value fills."""
         declared = self.source.format
         filled = tuple(column.name for column in self.record_columns if column.name not in self.beside_value)
         if isinstance(declared, StringFormat | BytesFormat):
@@ -395,17 +397,16 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """Columns that a record's value does not fill, each with the name of its header; None means the record's
-        key.
+        """The columns that a record's value does not fill.
+
+        Maps each to the name of its header; None means the record's key.
         """
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
 def _rejoined(terms: list[str]) -> list[str]:
-    """Join terms that YAML has split: it splits `[day(ts), bucket(16, id)]` at the comma within the parentheses,
-    too.
-    """
+    """Join terms that YAML has split at a comma within parentheses, as in `[day(ts), bucket(16, id)]`."""
     whole: list[str] = []
     for term in terms:
         if whole and whole[-1].count("(") > whole[-1].count(")"):
@@ -416,7 +417,7 @@ def _rejoined(terms: list[str]) -> list[str]:
 
 
 def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the terms in canonical form. Raises InconsistentError with all terms that cannot be parsed."""
+    """Return the terms in canonical form. Raises InconsistentError that lists all terms that cannot be parsed."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into sentences for the author of the YAML: key, value, what is allowed, a suggestion."""
+"""Turns pydantic's errors into sentences for the author of the YAML: key, value, allowed values, and a suggestion."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _BOUNDS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS`; values of secrets are not shown.
+    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS` lines. Secrets are not shown.
 
     `file_of` returns the file that sets a key: the stream's own file, `path`, or the folder's `_defaults.yaml`.
     """
@@ -86,7 +86,7 @@ def _line(problem: Problem) -> str:
 
 
 def _without_credentials(text: str) -> str:
-    """Remove `user:password@` in front of any host, whatever the key, together with the scheme."""
+    """Remove `user:password@` before any host, together with the scheme, whatever the key."""
     return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
@@ -114,7 +114,7 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
 
 
 def _neither(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """Return the problem of a value that fits no member of a union."""
+    """Return one problem for a value that no member of a union accepts."""
     found = [problem for details in members for problem in _translate(details, declared)]
     words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
     return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
@@ -123,7 +123,7 @@ def _neither(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Pr
 def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     """Return the problems between parts of the declaration.
 
-    Pydantic does not check these while a part is wrong, so placeholder values replace the wrong parts.
+    Pydantic does not check these while some part is wrong, so the wrong parts are replaced by placeholder values.
     """
     locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
@@ -139,7 +139,7 @@ def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Proble
 
 
 def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """Return the declaration without its wrong parts, with harmless placeholders for required parts."""
+    """Return the declaration without its wrong parts. Required parts are replaced by valid placeholders."""
     valid: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -158,7 +158,7 @@ def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[in
 
 
 def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Remove the part at a path, or its nearest ancestor that is the value of a mapping."""
+    """Remove the value at a path. If it is not in a mapping, remove its nearest ancestor that is."""
     inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
@@ -210,7 +210,7 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
 
 
 def meaning_of(details: ErrorDetails) -> str:
-    """Return what is wrong with a value; the text follows the key and the value."""
+    """Return what is wrong with a value. The text is appended to the key and the value."""
     kind, context = details["type"], details.get("ctx", {})
     if (cause := context.get("error")) is not None:
         return str(cause)
@@ -237,15 +237,16 @@ def meaning_of(details: ErrorDetails) -> str:
 def _is_part_of_a_name(details: ErrorDetails) -> bool:
     """Return whether a property's name with dots was written as nested mappings.
 
-    Returns False below a secret's name, because the values there may be the secret.
+    Returns False below the name of a secret, because the values there may be the secret.
     """
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
 
 def _mapping_to_write(details: ErrorDetails) -> str:
-    """Return what to write in place of a value that should be a mapping: the required keys, with the written value if
-    it fits.
+    """Return what to write instead of a value that should be a mapping: its required keys.
+
+    If the value fits the only required key, it is included.
     """
     model = _model_at(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
@@ -257,12 +258,12 @@ def _mapping_to_write(details: ErrorDetails) -> str:
 
 
 def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path as in the YAML, without the union members that pydantic adds to it."""
+    """Return the path as in the YAML. Pydantic also puts the chosen union members into the path; these are removed."""
     return _walked(location)[0]
 
 
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
-    """Return the dotted path as in the YAML; columns are named instead of numbered."""
+    """Return the dotted path as in the YAML. Columns are shown by name, not by number."""
     location = _untagged(location)
     parts = [str(part) for part in location]
     for path in (("schema",), ("source", "schema")):
@@ -280,13 +281,13 @@ def _unknown_key(location: Sequence[int | str]) -> str:
 
 
 def _meant(location: Sequence[int | str]) -> str | None:
-    """Return the allowed key that is most similar to an unknown key; None if no key is similar."""
+    """Return the allowed key that is most similar to an unknown key; None if none is similar."""
     close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
     return close[0] if close else None
 
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
-    """Return the YAML keys of the model at a path."""
+    """Return the keys that are allowed in YAML for the model at a path."""
     model = _model_at(location)
     by_name = model is Column  # whose name is the mapping's key
     return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
@@ -298,14 +299,15 @@ def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
 
 
 def _union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union on the way to a location, ignoring formats; empty if there is no union."""
+    """Return the path of the first union in a location; empty if there is none. Unions of formats do not count."""
     found = next((n for n in range(len(location)) if len(_members(_walked(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 
 
 def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
-    """Return the path without union members, which pydantic adds after the path of the union, and the type expected
-    there.
+    """Return the path without union members, and the type that is expected there.
+
+    Pydantic adds the chosen member after the path of each union.
     """
     path: list[int | str] = []
     expected: Any = StreamSpec
@@ -320,7 +322,7 @@ def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
 
 
 def _members(expected: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, without None; for any other type, the type itself."""
+    """Return the member types of a union, except None. For any other type, returns only this type."""
     if get_origin(expected) is Annotated:
         return _members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:

@@ -1,4 +1,4 @@
-"""Rules for properties, addresses, secrets and references: values that a declaration passes on to other software."""
+"""Rules for values that a declaration passes on to other software: properties, addresses, secrets and references."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
 
 
 def is_secret(key: str) -> bool:
-    """Return whether a property's value is a secret, which must not be in a file."""
+    """Return whether a property's value is a secret, which must not be written in a file."""
     return _SECRET.search(key) is not None
 
 
 def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield consumer properties that frazil sets itself, or that librdkafka does not have."""
+    """Yield consumer properties that frazil sets itself or that librdkafka does not have."""
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
@@ -68,14 +68,14 @@ def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def servers(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem if the brokers' addresses cannot be parsed; references are not checked."""
+    """Yield a problem if the brokers' addresses cannot be parsed. Addresses with references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
 
 
 def secrets(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield secrets that are written as values instead of references."""
+    """Yield secrets that are written as values, not as references."""
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
             if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
@@ -91,7 +91,7 @@ def secrets(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    """Yield the texts of the registry's declaration that may have a reference, each with its key."""
+    """Yield the settings of the schema registry in which references are allowed, each with its key."""
     registry = registry_of(spec.source.format)
     if registry is not None:
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}
@@ -107,7 +107,7 @@ def _secret(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def references(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield references that cannot be parsed, or that are in places where they are not resolved."""
+    """Yield references that cannot be parsed, and references in places where they are not resolved."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -146,8 +146,9 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def pages(spec: StreamSpec) -> Iterator[Problem]:
-    """Refuse page version v2 for tables with booleans: Spark's vectorised reader cannot read them there (Iceberg
-    1.12).
+    """Yield a problem if page version v2 is declared for a table with booleans.
+
+    Spark's vectorised reader cannot read booleans in such pages (Iceberg 1.12).
     """
     if spec.table.properties.get(PAGES) != "v2":
         return

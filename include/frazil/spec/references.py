@@ -1,10 +1,10 @@
-"""Resolves references to values that must not be in a file, at the moment when the values are used.
+"""Resolves references to values that must not be in a file, at the time when the values are used.
 
 `${env:NAME}`, `${env:NAME:-default}`: an environment variable.
 
 `${airflow:conn_id.field}`: a field of an Airflow connection (host, port, login, password, schema, or a key of its
-extras). It is read from the variable AIRFLOW_CONN_<CONN_ID>. The supervisor puts the connections that a stream names
-into the environment of the stream's writer, so the writer needs no Airflow.
+extras). It is read from the variable AIRFLOW_CONN_<CONN_ID>. The supervisor sets these variables for the connections to
+which a stream refers, so the stream's writer needs no Airflow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 
 
 def resolve(text: str, environment: Mapping[str, str]) -> str:
-    """Return the text with every reference replaced by its value.
+    """Return the text with all references replaced by their values.
 
     Raises SpecError with the name of the missing variable, connection or field, never with a value.
     """
@@ -36,7 +36,10 @@ def resolve(text: str, environment: Mapping[str, str]) -> str:
 
 
 def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with resolved values. Raises SpecError like `resolve`, with the property's key."""
+    """Return the properties with all references resolved.
+
+    Raises SpecError like `resolve`, with the property's key in front.
+    """
     resolved = {}
     for key, text in properties.items():
         try:
@@ -47,12 +50,12 @@ def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -
 
 
 def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
-    """Return the librdkafka properties of a stream's source as declared, with unresolved references."""
+    """Return the librdkafka properties of a stream's source as declared. References are not resolved."""
     return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
 
 
 def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the librdkafka properties of a stream's source, with resolved references."""
+    """Return the librdkafka properties of a stream's source, with all references resolved. Raises SpecError."""
     try:
         resolved = resolve_all(declared_kafka_properties(spec), environment)
     except SpecError as error:
@@ -66,7 +69,7 @@ def executors_kafka_properties(spec: StreamSpec, environment: Mapping[str, str])
     """Return the librdkafka properties that are sent to executors.
 
     The brokers' addresses are resolved here, because other hosts have other environment variables. All other references
-    are resolved where a task runs, so that no secret is sent. Raises the errors of `kafka_properties`.
+    are resolved in the task, so that no secret is sent. Raises the errors of `kafka_properties`.
     """
     resolved = kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
@@ -93,7 +96,7 @@ def environment_names(spec: StreamSpec) -> frozenset[str]:
 
 
 def problem_in(text: str) -> str | None:
-    """Return why a reference in a text cannot be parsed, as text for the author; None if all can be parsed."""
+    """Return why some reference in a text cannot be parsed, as the end of a sentence; None if all can be."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -101,7 +104,7 @@ def problem_in(text: str) -> str | None:
 
 
 def connection_variable(connection: str) -> str:
-    """Return the environment variable in which Airflow and frazil expect a connection."""
+    """Return the name of the environment variable in which Airflow and frazil expect a connection."""
     return f"AIRFLOW_CONN_{connection.upper()}"
 
 
@@ -134,7 +137,7 @@ def _connection_field(connection: str, field: str, environment: Mapping[str, str
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """Return a connection's fields and extras by name, from either of Airflow's formats."""
+    """Return a connection's fields and extras by name. `text` has either of Airflow's two formats, JSON or URI."""
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, TypeError):
@@ -154,8 +157,9 @@ def _from_json(text: str) -> dict[str, Any]:
 
 
 def _from_uri(text: str) -> dict[str, Any]:
-    """Parse a URI like `airflow.models.Connection`: percent-encoded parts, with extras in the query or in
-    `__extra__`.
+    """Parse a connection URI like `airflow.models.Connection`.
+
+    Parts are percent-encoded; extras are in the query or in `__extra__`.
     """
     parts = urlsplit(text)
     if not parts.scheme:

@@ -1,4 +1,4 @@
-"""Features of a stream that exclude each other, with the reason."""
+"""Lists features of a stream that exclude each other, with the reasons."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ REFUSED = (
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield combinations in the declaration that are not possible."""
+    """Yield combinations of settings in the declaration that are not possible."""
     for feature, place, values, why in REFUSED:
         if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
             yield Problem(place, declared, why)

@@ -1,4 +1,4 @@
-"""The resources of a writer: on this host, or on a Spark cluster."""
+"""Model of the resources of a writer, on this host or on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Resources(Model):
 
     @property
     def manager(self) -> ClusterManager | None:
-        """The kind of cluster that runs the writer's executors; None if the writer runs on this host only."""
+        """The kind of cluster that runs the writer's executors; None if the writer only runs on this host."""
         if self.master == LOCAL:
             return None
         if self.master == YARN:

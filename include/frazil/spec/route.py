@@ -1,4 +1,4 @@
-"""Routes, which divide a stream's records among many tables, and the table names that they derive from values."""
+"""Model of a route, which divides a stream's records among many tables. Derives table names from route values."""
 
 from __future__ import annotations
 
@@ -99,18 +99,18 @@ class Route(Model):
         return self
 
     def made_table(self, value: str) -> str:
-        """Return the identifier of the table that `template` creates for a value; each value has its own table."""
+        """Return the identifier of the table that the template creates for a value. Each value has its own table."""
         if self.template is None:
             raise AssertionError("only a template makes tables")
         return self.template.replace(VALUE, name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
-        """Return whether `template` creates this table for the value, and `allow` allows the value."""
+        """Return whether the template creates this table for the value, and `allow` permits the value."""
         return self.template is not None and self.made_table(value) == identifier and refusal(value, self.allow) is None
 
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Return why no table may be created for a value; None if one may be created."""
+    """Return why no table may be created for a value; None if a table may be created."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -119,10 +119,11 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def name_part(value: str) -> str:
-    """Return a value as part of a table's name: the value itself if it is plain, else its plain characters and a hash.
+    """Return the part of a table's name that stands for a value.
 
-    Different values have different names, except if their 48-bit hashes collide. A plain value that ends like a hash
-    gets a hash, too.
+    A plain value is used unchanged. For any other value, it is the value's plain characters and a hash. Different
+    values have different names, unless their 48-bit hashes collide. A plain value that ends like a hash gets a hash
+    too.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -131,7 +132,7 @@ def name_part(value: str) -> str:
 
 
 def plain_value(route: Route, identifier: str) -> str | None:
-    """Return the value for which a table was created, if the table's name shows the value; else None."""
+    """Return the value for which a table was created; None if the table's name does not show it unchanged."""
     if route.template is None:
         return None
     before, _, after = route.template.partition(VALUE)
@@ -140,7 +141,7 @@ def plain_value(route: Route, identifier: str) -> str | None:
 
 
 def value_property(stream: str) -> str:
-    """Return the table property that stores the exact value for which the template created a table."""
+    """Return the name of the table property that stores the value for which the template created a table."""
     return f"frazil.route.{stream}"
 
 
@@ -166,7 +167,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the tables that `commit.atomic` lists."""
+    """Yield problems of the list of tables in `commit.atomic`."""
     if isinstance(spec.commit.atomic, bool):
         return
     named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
@@ -191,7 +192,7 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
-    """Yield problems of the topics or the column that the route uses."""
+    """Yield problems of the topics or the column by which the route chooses tables."""
     if route.by == "topic":
         for topic in route.tables:
             if spec.source.topic_pattern is None and topic not in spec.source.topics:
@@ -212,7 +213,7 @@ def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _numbers(route: Route, column: str) -> Iterator[Problem]:
-    """Yield values that no record can have, because they are not in the column's number format."""
+    """Yield route values that no record can have, because they are not written like numbers of the column."""
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))

@@ -1,4 +1,4 @@
-"""A stream as seen by one of the tables that it feeds: its own table, or a table of its route."""
+"""A stream from the perspective of one of its tables: its own table, or a table of its route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class RoutedStream(StreamSpec):
 
 
 def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
-    """Return the stream as seen by a table that it or its route names; None if neither names the table."""
+    """Return the stream from the perspective of a table; None if neither the stream nor its route names the table.
+
+    For a table of the route, this is a copy with that table as its own.
+    """
     if spec.table.identifier == table:
         return spec
     if spec.route is None or table not in spec.route.tables.values():
@@ -29,7 +32,10 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def never_complete(spec: StreamSpec) -> str:
-    """Return a message that no window of the stream's table is signalled, with what to declare to change that."""
+    """Return the message that no window of the stream's table is ever signalled.
+
+    It says what to declare to change that.
+    """
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):
         declare = f"name it in route.complete of stream {spec.name!r}"
@@ -37,6 +43,6 @@ def never_complete(spec: StreamSpec) -> str:
 
 
 def with_windows(spec: StreamSpec) -> list[StreamSpec]:
-    """Return the stream as seen by its own table, and by those tables of its route whose windows are signalled."""
+    """Return the stream, and a copy (see `seen_by`) for each table of its route whose windows are signalled."""
     views = (seen_by(spec, table) for table in (spec.route.complete if spec.route else ()))
     return [spec, *(view for view in views if view is not None)]

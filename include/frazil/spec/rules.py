@@ -1,4 +1,6 @@
-"""Rules of a declared stream, and rules between its schema and its other parts. Pure; reports all problems at once."""
+"""Rules about a declared stream, and about its schema together with its other parts. Pure; reports all problems at
+once.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
 def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
     """Return all problems between parts of the declaration; empty if the stream is valid.
 
-    `wrong` has the dotted keys of parts whose values were unusable and are placeholders now. Rules that need such a
-    part are skipped. A column with a wrong type has an empty type.
+    `wrong` has the dotted keys of parts whose values are unusable and were replaced by placeholders. Rules that need
+    such a part are skipped. A column with a wrong type has an empty type.
     """
     return tuple(
         problem
@@ -41,7 +43,7 @@ def _overlaps(need: str, wrong: str) -> bool:
 
 
 def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Return problems that are errors only if the stream's table does not exist yet."""
+    """Return problems that are only errors if the stream's table does not exist yet."""
     found = [
         (place, name, reason)
         for column in spec.columns
@@ -114,7 +116,7 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _transform(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the fields from which a transform makes the columns. DuckDB checks the SQL itself."""
+    """Yield problems of the fields from which a transform computes the columns. The SQL itself is checked by DuckDB."""
     if spec.transform is None:
         if spec.source.columns:
             yield Problem("source.schema", None, "is for transform; declare that, or leave it out")
@@ -164,7 +166,7 @@ def _as_json(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _rest(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the column of all other fields: it is filled from no field of its own."""
+    """Yield problems of the column `rest`, which stores all fields that have no column."""
     if (name := spec.rest) is None:
         return
     declared = {column.name: column for column in spec.record_columns}
@@ -200,7 +202,7 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the columns that the key and headers fill: each needs a column of its own."""
+    """Yield problems of columns that the key or headers fill. Each key or header needs its own column."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if key := spec.source.key:
@@ -220,7 +222,7 @@ def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of a format whose whole value fills one column."""
+    """Yield problems of a format in which the whole value fills one column."""
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
@@ -239,7 +241,7 @@ def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _csv(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of CSV columns: each needs one field, of a type that is not nested."""
+    """Yield problems of CSV columns: each needs one field, and must not be of a nested type."""
     if not isinstance(spec.source.format, CsvFormat):
         return
     fields = spec.source.format.columns
@@ -262,7 +264,7 @@ def _evolution(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _aligned(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of `commit.align`: it needs data files that never span two windows."""
+    """Yield problems of `commit.align`, which requires that no data file spans two windows."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
@@ -318,7 +320,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _driver_in_cluster(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield what a driver in the cluster needs beyond what executors in a cluster need."""
+    """Yield problems of a driver in the cluster, in addition to those of executors in a cluster."""
     r = spec.resources
     if spec.application is not None:
         what = "is not for streams that share an application: its driver is a process of the host that supervises it"

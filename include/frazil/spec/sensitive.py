@@ -1,4 +1,4 @@
-"""Sensitive values in a stream's records, and what the tables store of them."""
+"""Models of sensitive fields in a stream's records, and of the protected values that tables store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sensitive(Model):
 
     @property
     def kept(self) -> dict[str, Protection]:
-        """The sensitive fields that are columns."""
+        """The sensitive fields that become columns, with their protection."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
@@ -86,7 +86,7 @@ class Sensitive(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield conflicts between the sensitive fields and the schema."""
+    """Yield conflicts between the sensitive fields and the schema, and a missing secret."""
     if (sensitive := spec.sensitive) is None:
         return
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}

@@ -1,4 +1,4 @@
-"""The source of a declared stream's records."""
+"""Model of the source of a declared stream's records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Source(Model):
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:
-        """The topics that the stream reads; `topic in source.reads` shows whether it reads a topic."""
+        """The topics that the stream reads, as a container: use `topic in source.reads` to test a topic."""
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property

@@ -13,7 +13,7 @@ _OPTIONS.log_errors = False
 
 
 def regular_expression(text: str) -> Any:
-    """Compile a pattern that a user wrote. Raises ValueError if RE2 refuses it.
+    """Compile a pattern that a user wrote. Raises ValueError if RE2 does not support it.
 
     Python's `re` is not used, because it backtracks: a match may take forever while it holds the interpreter's lock,
     and no signal ends it. RE2 takes time linear in the length of the text.
@@ -46,7 +46,7 @@ class TopicPattern(Container[str]):
 
 
 def named(topics: Collection[str] | TopicPattern, known: Collection[str]) -> tuple[str, ...]:
-    """Return the declared topics; for a pattern, the topics in `known` that match it."""
+    """Return the declared topics. If a pattern is declared, returns the topics in `known` that match it."""
     if isinstance(topics, TopicPattern):
         return tuple(sorted(topic for topic in known if topic in topics))
     return tuple(topics)

@@ -1,6 +1,6 @@
-"""The smallest and largest values of types for numbers and times, and row filters that respect these limits.
+"""The smallest and largest values of number and time types, and row filters that respect these limits.
 
-The calendars of Iceberg and Python have the years 1 to 9999.
+The calendars of Iceberg and Python cover the years 1 to 9999.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
 def ends_of(kind: IcebergType) -> tuple[int, int] | None:
-    """Return the smallest and largest value of a number or time type; for a decimal, as integers without the decimal
-    point.
+    """Return the smallest and largest value of a number or time type; None for other types.
 
-    Returns None for other types.
+    For a decimal, these are integers without the decimal point. For dates and timestamps, days or microseconds since
+    1970.
     """
     match kind:
         case IntegerType():
@@ -47,7 +47,7 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
 
 
 def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
-    """Return a filter for rows with values from `lowest` to `greatest`, leaving out a bound that all values meet.
+    """Return a filter for rows with values from `lowest` to `greatest`. A bound that all values meet is left out.
 
     PyIceberg maps a filter to partitions with the value just beyond the bound, and raises if the type has no such
     value.
@@ -62,7 +62,7 @@ def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpre
 
 
 def _unscaled(value: Any) -> Any:
-    """Return a decimal as an integer without the decimal point, like `ends_of`; any other value unchanged."""
+    """Return a decimal as an integer without the decimal point, as in `ends_of`. Any other value is unchanged."""
     if not isinstance(value, Decimal):
         return value
     sign, digits, _ = value.as_tuple()

@@ -146,7 +146,10 @@ Type = Primitive | Struct | List | Map
 
 
 def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
-    """Yield the dotted paths at which a primitive type occurs within `kind`; `where` is the path of `kind` itself."""
+    """Yield the dotted paths at which the primitive type `name` occurs in `kind`.
+
+    `where` is the path of `kind` itself.
+    """
     match kind:
         case Primitive():
             if kind.name == name:
@@ -162,7 +165,9 @@ def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
 
 
 def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """Return the type of a column, or of a field within it, by Iceberg's full name; None if it does not exist."""
+    """Return the type of a column, or of a field within it, at the path of Iceberg's full name; None if it does not
+    exist.
+    """
     found = columns.get(path[0])
     for part in path[1:]:
         match found:
@@ -183,8 +188,8 @@ _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[
 def parse_type(text: str) -> Type:
     """Parse one Iceberg type, which may be nested.
 
-    Raises ValueError with the part that cannot be parsed and what is allowed. For a type of another system (`varchar`,
-    `bigint`), the error has Iceberg's name of the type.
+    Raises ValueError with the part that cannot be parsed and the allowed types. For a type of another system
+    (`varchar`, `bigint`), the error has Iceberg's name of the type.
     """
     reader = _Reader(_tokens(text))
     parsed = reader.type()
@@ -226,7 +231,10 @@ class _Reader:
         raise _unknown(name)
 
     def _no_sql(self) -> None:
-        """Refuse an SQL type of several words with a clear error, before the parser refuses its second word."""
+        """Refuse an SQL type with a name of several words, with a clear error.
+
+        The parser would only refuse the second word.
+        """
         rest = " ".join(self._tokens[self._position : self._position + SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):

@@ -39,15 +39,16 @@ def counted(number: int, noun: str, verb: str = "") -> str:
 
 
 def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
-    """Return the first sentences, and a last one with the number of the others: `a`, `b`, `and 3 more tables`."""
+    """Return the first `limit` sentences; if there are more, also their number: `a`, `b`, `and 3 more tables`."""
     more = len(sentences) - limit
     return [*sentences[:limit], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
 
 
 def parse_duration(value: object) -> timedelta:
-    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`; a timedelta is returned unchanged.
+    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. A timedelta is returned unchanged.
 
-    Raises ValueError with what is allowed. A number without a unit is refused, because its unit would be a guess.
+    Raises ValueError with the allowed forms. A number without a unit is refused, because its unit could only be
+    guessed.
     """
     if isinstance(value, timedelta):
         duration = value
@@ -71,7 +72,7 @@ def parse_duration(value: object) -> timedelta:
 def parse_bytes(value: object) -> int:
     """Parse `128MiB` (binary), `1GB` (decimal), `512B`, or an integer number of bytes.
 
-    Raises ValueError with what is allowed.
+    Raises ValueError with the allowed forms.
     """
     match = _SIZE.fullmatch("" if isinstance(value, bool) else str(value).strip())
     if match is None:
@@ -85,8 +86,9 @@ def parse_bytes(value: object) -> int:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Format a duration as the shortest text that `parse_duration` reads, to the millisecond: `1h30m`, `250ms`,
-    `0s`.
+    """Format a duration as the shortest text that `parse_duration` accepts: `1h30m`, `250ms`, `0s`.
+
+    Rounds to milliseconds.
     """
     rest_ms = round(duration / timedelta(milliseconds=1))
     text = ""
@@ -108,7 +110,7 @@ def rounded_bytes(size_bytes: float) -> str:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Format a size in the largest unit that divides it, as `parse_bytes` reads it: `128MiB`, `1GB`."""
+    """Format a size in the largest unit that divides it, so that `parse_bytes` accepts it: `128MiB`, `1GB`."""
     if size_bytes == 0:
         return "0B"
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):

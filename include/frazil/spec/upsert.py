@@ -1,4 +1,4 @@
-"""How the records of a stream with `mode: upsert` change its table: rules of the key, the order and deletes."""
+"""Rules for a stream with `mode: upsert`: its key, the order of changes, and deletes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ How = Literal["auto", "copy-on-write", "merge-on-read"]
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of an upsert stream, or of settings that only an upsert stream may have."""
+    """Yield problems of an upsert stream. For an append stream, yield settings that only an upsert stream may have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
             what = "has changes of rows, which an append would keep next to each other; add mode: upsert and a key"
@@ -79,7 +79,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]) -> Iterator[Problem]:
-    """Yield why columns cannot be a key. `where` is the path at which the key is declared."""
+    """Yield why columns cannot be a key. `where` is the dotted path at which the key is declared."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -129,14 +129,14 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
 
 
 def key_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that fields of a tombstone's key fill: those that the key as a whole does not fill."""
+    """Return the key columns that are filled from fields of a tombstone's key, not from the whole key."""
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.beside_value)
 
 
 def _has_fields(spec: StreamSpec) -> bool:
-    """Return whether record keys have fields, if they are encoded in the format of the values."""
+    """Return whether record keys have fields, assuming that they are encoded in the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -183,7 +183,7 @@ def _transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _reserved(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield columns with names that a change needs for the Kafka coordinates of its record."""
+    """Yield columns whose names a change needs for the Kafka coordinates of its record."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:

@@ -1,6 +1,6 @@
 """Types of YAML values (durations, sizes, times, mappings), and the base model of all declarations.
 
-The ValueError of a validator continues a sentence: `frazil.spec.problems` puts file, key and value in front of it.
+The ValueError of a validator is the end of a sentence: `frazil.spec.problems` puts the file, key and value in front.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _start(value: object) -> object:
 
 
 def _moment(value: object, besides: str = "") -> datetime:
-    """Parse a time, which must have a time zone: without one, it would mean different times on different machines."""
+    """Parse a time with a time zone. A time without one is refused: it would differ between machines."""
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -69,7 +69,7 @@ def _moment(value: object, besides: str = "") -> datetime:
 
 
 def _texts(value: object) -> object:
-    """Turn numbers and booleans into text, because Kafka, Iceberg and Spark take properties as text."""
+    """Convert numbers and booleans to text, because Kafka, Iceberg and Spark expect properties as text."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -79,7 +79,7 @@ def _texts(value: object) -> object:
 
 
 def _no_switch(value: object) -> object:
-    """Refuse `true`, which pydantic would take for 1."""
+    """Refuse booleans, because pydantic would accept `true` as 1."""
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value

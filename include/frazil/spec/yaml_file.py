@@ -1,4 +1,4 @@
-"""Reads YAML by the rules of YAML 1.2: `on` and `no` are words, times are text, a duplicate key is an error."""
+"""Reads YAML by the rules of YAML 1.2: `on` and `no` are strings, times are strings, a duplicate key is an error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _StreamLoader.add_implicit_resolver(
 def read_mapping(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a file. It is shared and must not be changed.
 
-    Raises SpecError with the file's name; if the file is not YAML, also with line and column.
+    Raises SpecError with the file's name. If the file is not YAML, the error also has the line and column.
     """
     return _FILES.get(path)
 
@@ -103,7 +103,7 @@ def _text(path: Path) -> str:
 
 
 def _check_size(text: str) -> None:
-    """Check the nesting, and the number of nodes once each alias is replaced by the node that it names."""
+    """Check the nesting depth, and the number of nodes after each alias is replaced by the node to which it refers."""
     repeated = 0
     anchored: dict[str | None, int] = {}
     sizes: list[int] = [0]  # of the collections that are open
@@ -131,7 +131,7 @@ def _check_size(text: str) -> None:
 
 
 def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
-    """Return how to correct an error, if the error or its line shows it."""
+    """Return a suggestion how to correct an error, if the error or its line suggests one; otherwise an empty string."""
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     place = mark.line if mark else 0
     before, line = ["", *lines, ""][place : place + 2]

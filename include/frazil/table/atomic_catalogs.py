@@ -1,8 +1,8 @@
 """Decides which catalogs can commit to several tables in one step.
 
 A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Among REST catalogs, only the
-servers listed here are known to do so. Other servers may offer the endpoint and still change one table after the other.
-A server that does change all tables at once may keep no snapshot history.
+servers listed here are known to do so. Other servers may offer the endpoint but still change one table after the other,
+or change all tables at once but keep no snapshot history.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ ADVERTISED = "POST /v1/{prefix}/transactions/commit"
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function with which this catalog commits to several tables at once. Raises SpecError if it cannot."""
+    """Return the function with which this catalog commits to several tables in one step.
+
+    Raises SpecError if it cannot.
+    """
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
@@ -42,8 +45,9 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 
 def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why a catalog with these properties cannot commit to several tables at once; None if it can. Sends no
-    request.
+    """Return why a catalog with these properties cannot commit to several tables in one step; None if it can.
+
+    Sends no request.
     """
     kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":

@@ -1,4 +1,4 @@
-"""Defines the change of several tables of a catalog in one step: all of them change, or none."""
+"""Defines the types for changing several tables of a catalog in one step: all of them change, or none."""
 
 from __future__ import annotations
 

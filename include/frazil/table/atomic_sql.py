@@ -30,10 +30,10 @@ _MOVE_POINTER = (
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, then move all pointers in one transaction, each only if its table is unchanged.
+    """Write the new metadata files, then move the pointers of all tables in one transaction.
 
-    Raises CommitFailedException if another commit has moved a pointer. After an error, the new files are deleted,
-    unless COMMIT was already sent: the outcome is then unknown.
+    A pointer moves only if its table is unchanged. Raises CommitFailedException if another commit has moved a pointer.
+    After an error, the new files are deleted, unless COMMIT was already sent: in that case, the outcome is unknown.
     """
     staged: list[StagedTable] = []
     sent = False
@@ -43,7 +43,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
             staged.append(catalog._update_and_stage_table(change.table, name, change.requirements, change.updates))
         in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
         with catalog.engine.connect() as connection:
-            # The same order everywhere: two writers that lock the same rows never wait for each other.
+            # All writers lock the rows in the same order, so two writers cannot deadlock.
             for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
                 _move(connection, catalog.name, change.table, made)
             sent = True
@@ -72,7 +72,7 @@ def _move(connection: Connection, catalog: str, found: Table, made: StagedTable)
 
 
 def _delete(staged: Sequence[StagedTable]) -> None:
-    """Delete the metadata files; files that cannot be deleted are left for orphan removal."""
+    """Delete the metadata files. Files that cannot be deleted are left for orphan removal."""
     for made in staged:
         try:
             made.io.delete(made.metadata_location)

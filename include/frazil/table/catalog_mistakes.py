@@ -1,7 +1,7 @@
 """Translates errors of catalog clients into one sentence each.
 
-Every client has its own errors, and some clients have no clear error for a configuration mistake. The clients of Glue
-(botocore) and Hive (thrift) are extras, so their errors are checked only if these packages were imported.
+Every client has its own errors, and some clients do not clearly report a configuration mistake. The clients of Glue
+(botocore) and Hive (thrift) are optional, so their errors are checked only if these packages were imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from frazil.spec.addresses import path_problem
 
 _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""The module that a catalog extra of PyIceberg installs, and frazil's extra that installs the module."""
+"""Maps each catalog extra of PyIceberg to the module that it installs, and frazil's extra with this module."""
 _STORAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -49,7 +49,7 @@ class NoIcebergAnswer(RESTError):
 
 
 def _has_iceberg_error(error: Exception) -> bool:
-    """Return whether an error response has the form that Iceberg prescribes.
+    """Return whether an error response has the format that Iceberg requires.
 
     Otherwise it comes from a gateway or another server.
     """
@@ -89,8 +89,9 @@ def _describe_response(error: Exception) -> str:
 
 
 def check_storage(name: str, warehouse: str) -> None:
-    """Check that a warehouse can hold files. Raises SpecError if not, and MissingExtra if a needed package is
-    missing.
+    """Check that files can be stored in a warehouse.
+
+    Raises SpecError if not, and MissingExtra if a needed package is missing.
     """
     if problem := path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
@@ -100,7 +101,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error that occurred when a catalog was opened; None if it is not a configuration error.
+    """Translate an error that occurred when a catalog was opened. Returns None if it is not a configuration error.
 
     Raises MissingExtra if a package is missing that PyIceberg needs.
     """
@@ -133,7 +134,7 @@ def configuration_error(catalog: str, error: Exception) -> SpecError:
 
 
 def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for any other error."""
+    """Translate an error of PyIceberg, or of the clients of Glue and Hive. Returns None for any other error."""
     if meant := _translate_pyiceberg(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -160,7 +161,7 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of botocore that is not a response of the server."""
+    """Translate an error of botocore that is not a server's response."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
@@ -184,7 +185,7 @@ def one_line(error: Exception) -> str:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """Return the seconds that the REST catalog's server asks clients to wait; None if it does not ask."""
+    """Return how many seconds the REST catalog's server asks clients to wait (`Retry-After`); None if it does not."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     value = str(headers.get("Retry-After") or "").strip()
     if value.isascii() and value.isdigit():  # excludes ², which is a digit too

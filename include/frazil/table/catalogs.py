@@ -52,19 +52,25 @@ from frazil.table.small_objects import write_small_objects_at_once
 from frazil.table.spark_catalog import catalog_type, jar_sets, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
-"""Seconds that a process waits while another process writes; Spark gets the same limit in milliseconds."""
+"""How long a process waits while another process writes to the SQLite database. Spark gets the same limit in
+milliseconds.
+"""
 
 MAX_OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI, if catalogs share them (`share_connections`); otherwise None. An engine is closed when no catalog
-uses it.
+"""SQL engines by URI if catalogs share them (`share_connections`); otherwise None. An engine that no catalog uses is
+closed.
 """
 CATALOG_CACHE_S = 10.0
-"""Seconds for which `keep_catalogs` keeps an opened catalog; later, credentials and configuration are read again."""
+"""How long `keep_catalogs` keeps an opened catalog, in seconds. After that, credentials and configuration are read
+again.
+"""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters that a message quotes from a server's error: a gateway may respond with whole pages."""
+"""Maximum number of characters that a message quotes from a server's error, because a gateway may return whole
+pages.
+"""
 METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
@@ -113,10 +119,10 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name from PyIceberg's configuration; the embedded catalog if no default catalog is
-    configured.
+    """Open the catalog of this name from PyIceberg's configuration.
 
-    Raises SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
+    For the name None, opens the default catalog, or the embedded catalog if no default catalog is configured. Raises
+    SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
     """
     config = catalog_config(name)
     with catalog_errors(config.name):
@@ -130,8 +136,8 @@ def load_catalog(name: str | None) -> Catalog:
 def open_existing_catalog(name: str | None) -> Catalog:
     """Open a catalog for reading only.
 
-    Works like `load_catalog`, except that a missing SQLite file is not created: it is treated as an empty catalog. If
-    the file's folder does not exist either, the catalog cannot be used, unless it is the embedded catalog.
+    Works like `load_catalog`, but does not create a missing SQLite file: the file is treated as an empty catalog. If
+    the file's folder does not exist either, this fails, except for the embedded catalog.
     """
     kept = _kept.get()
     if kept is None:
@@ -144,11 +150,10 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Within this context, let `open_existing_catalog` open each catalog only once in `CATALOG_CACHE_S` seconds.
+    """Within this context, open each catalog only once in `CATALOG_CACHE_S` seconds.
 
-    Applies to this thread.
-
-    Opening an SQL catalog takes more than half of the time that reading a table's state takes.
+    Applies to `open_existing_catalog` in this thread. Opening an SQL catalog takes more than half of the time of
+    reading a table's state.
     """
     token = _kept.set({})
     try:
@@ -183,7 +188,7 @@ def spark_jar_sets(name: str | None) -> tuple[str, ...]:
 
 
 def configured_catalogs() -> tuple[str | None, ...]:
-    """Return the names of all configured catalogs, and None for the default catalog, which needs no configuration."""
+    """Return the names of all configured catalogs, and None for the default catalog, which always exists."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
 
@@ -197,7 +202,10 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def explain_table_error(error: Exception) -> str:
-    """Return why one table could not be loaded or changed; if access is denied, also what to do."""
+    """Return a text that says why a table could not be loaded or changed.
+
+    If access is denied, it also says what to do.
+    """
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
         return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"
     return words_of(error)
@@ -205,7 +213,7 @@ def explain_table_error(error: Exception) -> str:
 
 @contextmanager
 def catalog_errors(catalog: str) -> Iterator[None]:
-    """Turn errors of a catalog's client into AccessDenied, CommitRefused or CommitUnavailable.
+    """Convert errors of a catalog's client to AccessDenied, CommitRefused or CommitUnavailable.
 
     A missing metadata file raises TableLost.
     """
@@ -248,7 +256,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
 
 
 def _connection_error_text(error: Exception) -> str:
-    """Return where and why a connection failed, without the nested reprs of requests and urllib3."""
+    """Return where and why a connection failed, without the nested error texts of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
@@ -258,7 +266,7 @@ def _connection_error_text(error: Exception) -> str:
         else ""
     )
     found = _ERRNO.search(str(error))
-    # After a retry, requests reports a server that hangs and one that does not exist in the same way.
+    # After retries, requests raises the same error for a server that hangs as for one that does not exist.
     tried = error.args[0] if error.args else None
     is_late = isinstance(getattr(tried, "reason", None), HttpTimeout) or isinstance(error, requests.Timeout)
     why = "no answer in time" if is_late else "the connection broke"
@@ -284,8 +292,9 @@ def _embedded_properties() -> dict[str, str]:
 
 
 def _with_busy_timeout(uri: str) -> str:
-    """Add a longer wait for locks to a SQLite URI: a commit can exceed the default of 5 s while a long reader is
-    active.
+    """Add a longer lock timeout to a SQLite URI.
+
+    A commit can exceed the default of 5 s while a long read is in progress.
     """
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
@@ -324,7 +333,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """Let all SQL catalogs of one database share its connections, in this process and from now on.
+    """Share database connections among all SQL catalogs of one database in this process, from now on.
 
     Otherwise each catalog has its own connection pool, and a hundred writers would use up the database's connections.
     """
@@ -351,7 +360,10 @@ def _create_client(kind: str, config: CatalogConfig) -> Catalog:
 
 @contextmanager
 def _exclusive_setup() -> Iterator[None]:
-    """Let only one process at a time prepare the embedded catalog. The kernel releases the lock of a dead process."""
+    """Lock the embedded catalog's setup, so that only one process at a time prepares it.
+
+    If a process dies, the kernel releases its lock.
+    """
     folder = home()
     make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:

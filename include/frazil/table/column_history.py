@@ -1,4 +1,6 @@
-"""Collects the former names and types of a table's columns, by field id, from the schemas in the table's metadata."""
+"""Collects the current and former names and types of a table's columns, by field id, from the schemas in its
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ TOP = 0
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistory:
-    """Names and types that a table's columns have had.
+    """All names and types that a table's columns have had.
 
     Nested fields count as columns. The parent of a nested field is the struct, list or map that contains it.
     """
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """Ids of the fields that have had a name, newest first; keys are the parent's id and the name."""
+    """Ids of the fields that have had a name, newest first. The key is the parent's field id and the name."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 

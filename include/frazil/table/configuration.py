@@ -12,9 +12,7 @@ FILE = ".pyiceberg.yaml"
 
 
 def check_configuration() -> None:
-    """Raise SpecError with the file's name if PyIceberg cannot read its configuration file; a missing file is
-    allowed.
-    """
+    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file. The file may be missing."""
     file = _file()
     if file is None:
         return
@@ -27,8 +25,9 @@ def check_configuration() -> None:
 
 
 def exit_if_unreadable() -> None:
-    """Check the configuration file when a process starts. If it is invalid, print why, and exit with SpecError's
-    code.
+    """Check the configuration file when a process starts.
+
+    If it is invalid, print why and exit with SpecError's exit code.
     """
     try:
         check_configuration()
@@ -38,7 +37,7 @@ def exit_if_unreadable() -> None:
 
 
 def _file() -> Path | None:
-    """Return the configuration file, from the first of PyIceberg's search folders that has one; None without a file."""
+    """Return the configuration file in the first of PyIceberg's search folders that has one; None if none has."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
     return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)

@@ -1,4 +1,4 @@
-"""Describes a stream's tables as declared, whether they exist or not."""
+"""Describes a stream's tables as frazil would create them, whether or not they exist."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ FORMAT_VERSION = 2
 DEFAULT_PROPERTIES = {
     "format-version": str(FORMAT_VERSION),
     "write.parquet.compression-codec": "zstd",
-    # A commit a minute leaves 1,440 metadata files a day: keep the last hundred.
+    # One commit per minute writes 1,440 metadata files per day. Keep the last hundred.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
-    # Compaction next to a writer that commits every few seconds loses some races: Iceberg's default is 4.
+    # Compaction loses some races against a writer that commits every few seconds. Iceberg's default is 4 retries.
     "commit.retry.num-retries": "10",
 }
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
-    # Version 2 takes half the bytes and a third less CPU. Signals and dead letters are few, and must suit every reader.
+    # Version 2 needs half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be
+    # able to read them.
     "write.parquet.format-version": "v2",
 }
 
@@ -42,13 +43,13 @@ class DeclaredTable:
     declarable: frozenset[str] = frozenset()
     """Names of the columns from the user's declaration; all other columns are frazil's own."""
     relaxable: frozenset[str] = frozenset()
-    """Names of columns that are declared `not null`, but may be optional in the table, nested fields included, because
-    the table may have evolved.
+    """Names of columns that are declared `not null` but may be optional in the table, because the table may have
+    evolved. Includes their nested fields.
     """
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
-    """Return the stream's main table as declared."""
+    """Return the stream's main table as frazil would create it."""
     schema = iceberg.schema(spec)
     return DeclaredTable(
         identifier=spec.table.identifier,

@@ -1,8 +1,9 @@
 """Compares a declared schema with a table's schema. Each difference is a safe evolution or a conflict. Pure.
 
 Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
-decimal precision (Iceberg specification, "Schema Evolution"). An operator must decide on any other difference. This
-includes a declared name that the table had earlier: a column that someone renamed or dropped is not added again.
+decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is a conflict, which an operator
+must resolve. This includes a declared name that the table had earlier: a column that was renamed or dropped is not
+added again.
 """
 
 from __future__ import annotations
@@ -29,14 +30,12 @@ from frazil.table.column_history import TOP, ColumnHistory
 Path = tuple[str, ...]
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""Table property that operators set to a schema id. Schemas before it are ignored when former column names are
-checked.
-"""
+"""Table property that operators set to a schema id. The check for former column names then ignores older schemas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An optional column, or optional field of a struct, that the table does not have."""
+    """An optional column (or optional field of a struct) that the table does not have yet."""
 
     path: Path
     type: IcebergType
@@ -75,11 +74,11 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
 
-    Two kinds of columns are not differences: optional columns that are not declared, because their values stay null,
-    and columns that are wider than declared.
+    Two things are not differences: optional columns that are not declared (their values are null), and columns that are
+    wider than declared.
 
-    `former` has the table's schemas from oldest to newest. `declarable` has the names of columns that the user can
-    declare differently; messages suggest that only for these.
+    `former` has the table's schemas from oldest to newest. `declarable` has the names of columns in the user's
+    declaration: only for these do messages suggest to change the declaration.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
@@ -88,7 +87,7 @@ def differences(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares a declaration with a table, and with the former names and types of the table's columns."""
+    """Compares a declaration with a table, and with all names and types that the table's columns have had."""
 
     table: Schema
     history: ColumnHistory
@@ -119,7 +118,10 @@ class Comparison:
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """Return the difference for a declared name that the table does not have: a new, renamed or dropped column."""
+        """Return the difference for a declared name that the table does not have.
+
+        It is an addition for a new column, and a conflict if the column was renamed or dropped.
+        """
         name, mine = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and mine else ""
         bore = self.history.ids.get((parent, name), ())
@@ -148,7 +150,7 @@ class Comparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Return a conflict if the name now belongs to another column, because its former column was renamed."""
+        """Return a conflict if the name now belongs to a different column, because the original column was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
@@ -161,7 +163,7 @@ class Comparison:
         )
 
     def _current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that the table still has."""
+        """Return the current name of the first of these fields that is still in the table; None if none is."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -201,7 +203,7 @@ class Comparison:
             )
 
     def _has_become_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        """Return whether the column once had the declared type and has only become wider since."""
+        """Return whether the column had the declared type earlier, and was widened since."""
         return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
 
@@ -220,7 +222,10 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column, made optional wherever the table's column is optional, nested fields included."""
+    """Return the declared column, but optional wherever the table's column is optional.
+
+    Applies to nested fields too.
+    """
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

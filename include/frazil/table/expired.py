@@ -1,4 +1,4 @@
-"""Distinguishes expired credentials, which the next load of the table renews, from wrong credentials."""
+"""Distinguishes expired credentials from wrong ones. Loading the table again renews expired credentials."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 
 
 def has_expired(error: BaseException) -> bool:
-    """Return whether an error, or one of its causes, means expired credentials.
+    """Return whether an error or one of its causes means that credentials have expired.
 
-    PyArrow has no error code for this case, so its message is searched for S3's code.
+    PyArrow has no error code for this, so its message is searched for S3's error codes.
     """
     return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _causes(error))
 

@@ -1,4 +1,4 @@
-"""Selects the data files that an audit of a period must read, by the bounds of Kafka coordinates in manifests."""
+"""Selects the data files that an audit of a period must read, from the bounds of Kafka coordinates in manifests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 class FileBounds:
     """Decides whether a data file may have a row whose Kafka coordinates are in the given ranges.
 
-    A file is skipped only if its bounds prove that it has no such row. A file without bounds is read. So every copy of
-    a record is found, no matter which program wrote it and when.
+    A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. So every copy of
+    a record is found, whichever program wrote it and whenever.
 
-    The bounds of a file span all its topic-partitions. If their offsets are far apart, a file of old rows may be read
+    The bounds of a file cover all its topic-partitions. If their offsets are far apart, a file of old rows may be read
     unnecessarily, which only costs time.
     """
 
@@ -36,7 +36,7 @@ class FileBounds:
     def may_hold(self, file: DataFile) -> bool:
         (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
         return any(
-            # An upper bound of text may be truncated and rounded up, so comparisons stay correct.
+            # The upper bound of a string may be truncated and rounded up; comparisons stay correct.
             _overlap(topics, topic, topic)
             and _overlap(partitions, partition, partition)
             and any(_overlap(offsets, start, end - 1) for start, end in ranges)
@@ -45,19 +45,19 @@ class FileBounds:
 
 
 def topics_filter(topics: Collection[str]) -> str:
-    """Return a row filter for topics; topic names cannot contain quotes."""
+    """Return a row filter that selects topics. Topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
 def ranges_filter(within: Within) -> str:
-    """Return one row filter that covers all ranges, for planning which of the table's files to scan."""
+    """Return one row filter that covers all ranges. It is used to plan which of the table's files to scan."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
-    """Return the minimum and maximum of a column in a file; None where the manifest does not have them."""
+    """Return the minimum and maximum of a column in a file. Each is None if the manifest does not have it."""
     lower = (file.lower_bounds or {}).get(field_id)
     upper = (file.upper_bounds or {}).get(field_id)
     return (

@@ -1,4 +1,4 @@
-"""Decides which requested schema changes a table accepts, and why it refuses the others. Pure."""
+"""Decides which requested schema changes a table accepts, and why it rejects the others. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of the records for which no column is added; `reason` completes a sentence that begins with the field's
+    """A field of the records for which no column is added. `reason` completes a sentence that begins with the field's
     name.
     """
 
@@ -27,7 +27,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The schema changes that a table accepts, and the refused ones."""
+    """The schema changes that a table accepts, and the rejected ones."""
 
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...] = ()
@@ -41,11 +41,11 @@ def growth(
     max_columns: int,
     fixed: Collection[str] = (),
 ) -> Growth:
-    """Return which of the wanted changes to make, without changes that the table already has.
+    """Return which of the wanted schema changes to make; changes that the table already has are left out.
 
-    `former` has the table's schemas from oldest to newest. A table with `max_columns` columns, nested fields included,
-    gets no more columns. The top-level columns in `fixed` stay required. The number of wanted changes depends on the
-    records, so this takes time linear in that number.
+    `former` has the table's schemas from oldest to newest. No column is added beyond `max_columns` columns, which
+    includes nested fields. The top-level columns in `fixed` stay required. Takes time linear in the number of wanted
+    changes, which depends on the records.
     """
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
@@ -67,7 +67,7 @@ def growth(
 
 
 class _ColumnNames:
-    """The names in a table, including the columns that this evolution adds."""
+    """The column names of a table, including the columns that this evolution adds."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(paths(table.as_struct(), ()))
@@ -78,14 +78,14 @@ class _ColumnNames:
         self._new: dict[tuple[Path, str], str] = {}
 
     def parent(self, path: Path) -> StructType | None:
-        """Return the struct that has, or would have, the field at this path; None if no such struct exists."""
+        """Return the struct to which the field at this path belongs or would be added; None if it does not exist."""
         if len(path) == 1:
             return self._top
         field = self.fields.get(path[:-1])
         return field.field_type if field is not None and isinstance(field.field_type, StructType) else None
 
     def add(self, change: Addition, max_columns: int) -> str | None:
-        """Add a column; return why it cannot be added, or None."""
+        """Add a column. Returns why it cannot be added; None if it was added."""
         path, name = change.path, (change.path[:-1], change.path[-1].lower())
         within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
         full_names = {".".join((*path[:-1], inside)) for inside in within}
@@ -105,7 +105,7 @@ class _ColumnNames:
         return None
 
     def _history_of(self, change: Addition) -> str | None:
-        """Return why the column conflicts with a former column of the table, or None."""
+        """Return why the column conflicts with a former column of the table; None if it does not."""
         parent = self.parent(change.path)
         parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
@@ -114,7 +114,7 @@ class _ColumnNames:
 
 
 def _reserved_name_problem(path: Path) -> str | None:
-    """Return why no table can have a column with this name, or None."""
+    """Return why no table can have a column with this name; None if it is allowed."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
@@ -124,9 +124,7 @@ def _reserved_name_problem(path: Path) -> str | None:
 
 
 def paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """Yield all fields of a type with their paths, nested fields included; fields in map values, but not in map
-    keys.
-    """
+    """Yield all fields of a type with their paths. Includes nested fields, except fields in map keys."""
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

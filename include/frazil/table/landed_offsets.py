@@ -28,17 +28,19 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""Maximum number of files read in parallel: one is fetched while another is sorted. Each takes 25 bytes per row."""
+"""Maximum number of files read in parallel: one is fetched while another is sorted. Each takes 25 bytes of memory per
+row.
+"""
 
 DISCARDED = "discarded_at"
-"""Column of a dead-letter table: the time at which an operator discarded the dead letter."""
+"""Column of a dead-letter table: when an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selects the rows that count: rows of these topics and, if `within` is given, of these offset ranges.
+    """Selects rows by topic and, if `within` is given, by offset range.
 
     If a record became several rows, only its first row counts; all rows of a record are committed together.
     """
@@ -57,8 +59,9 @@ class RowSelection:
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns that selecting rows needs in addition to the coordinates. Leave out columns that the
-        table does not have.
+        """Return the columns, besides the coordinates, that are needed to select rows.
+
+        Only columns of the table are returned.
         """
         names = {field.name for field in table.schema().fields}
         requested = {
@@ -76,7 +79,7 @@ def has_coordinates(schema: Schema) -> bool:
 
 
 def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets of the wanted rows by topic-partition; empty if the branch does not exist."""
+    """Collect the offsets of the selected rows by topic-partition; empty if the branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         found[tp].add(offsets)
@@ -84,7 +87,10 @@ def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, Offs
 
 
 def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets in Parquet files that no snapshot references. Raises FileNotFoundError."""
+    """Collect the offsets in Parquet files that no snapshot references.
+
+    Raises FileNotFoundError if a file is missing.
+    """
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -121,7 +127,7 @@ def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileS
 def _read_in_parallel(
     read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
-    """Read a few files at a time. PyIceberg's own reader would start all files at once."""
+    """Read a few files at a time. PyIceberg's own reader would read all files at once."""
     running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
@@ -135,8 +141,8 @@ def _read_in_parallel(
 def _read(
     table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask
 ) -> list[tuple[TopicPartition, OffsetArray]]:
-    """Return the sorted offsets of the wanted rows in one file, by topic-partition."""
-    # Rows are selected here, because PyArrow's filter would cost more than it saves.
+    """Return the sorted offsets of the selected rows in one file, by topic-partition."""
+    # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
@@ -189,14 +195,14 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Encode a text column as numbers; return them with the text of each number. The last number stands for null."""
+    """Encode a text column as numbers. Returns the numbers and the text of each number; the last number means null."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
-    """Yield the sorted offsets that lie within the topic-partition's ranges; all offsets if `within` is None."""
+    """Yield the sorted offsets that are in the topic-partition's ranges; all offsets if `within` is None."""
     if within is None:
         yield offsets
         return

@@ -1,5 +1,6 @@
-"""Stores objects as files in a local or network folder. Each file is written completely or not at all, and synced to
-disk.
+"""Stores objects as files in a local or network folder.
+
+Each file is written completely or not at all, and synced to disk.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ _MAX_CREATE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """Object store in a folder. It syncs the file's bytes first, then its name, then the folder that contains the
-    name.
-    """
+    """Object store in a folder. A write syncs the file's bytes, then its name, and then the folder."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _local(path)
@@ -71,8 +70,9 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. A process that creates a file in such a folder at that moment
-        retries.
+        """Delete files, and folders that become empty.
+
+        If another process creates a file in such a folder at the same time, that process retries.
         """
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
@@ -112,7 +112,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """Yield the files at any depth with their details; `name` replaces the folder's path in the returned paths."""
+    """Yield the files at any depth with their details. In the returned paths, `name` replaces the folder's path."""
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -130,8 +130,9 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """Create a temporary file with the data in the target's folder, synced to disk. It is deleted at the end unless
-    renamed.
+    """Create a temporary file with the data in the target's folder, synced to disk.
+
+    It is deleted at the end of the context, unless it was renamed.
     """
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
     descriptor = _create(temporary)
@@ -146,7 +147,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Create a file and return its descriptor. Retries if another process deletes the empty folder at that moment."""
+    """Create a file and return its descriptor. Retries if another process deletes the empty folder at the same time."""
     for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -157,7 +158,7 @@ def _create(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its parents, and sync each name to disk in its parent."""
+    """Create a folder and its missing parents. Each new name is synced to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

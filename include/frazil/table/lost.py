@@ -18,7 +18,7 @@ from frazil.table.storage import open_store
 
 
 def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """Return what exists at the location where a declared table would be created; None if the location is free."""
+    """Return what exists in the folder where a declared table would be created; None if the folder is free."""
     place = find_new_folder(
         catalog,
         declared.identifier,
@@ -30,7 +30,7 @@ def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
 
 
 def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """Return the error text for a table whose files exist but which its catalog does not have, with what to do now."""
+    """Return the error text for a table that is not in its catalog although its files exist. It says what to do."""
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
@@ -49,8 +49,7 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
 
 
 def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Return a name other than `identifier` under which the catalog has the table of this folder or UUID; None without
-    one.
+    """Return a name other than `identifier` that the catalog has for the table of this folder or UUID; None if none.
 
     Searches the namespace of `identifier` and the namespace that the folder's path suggests. Raises any error of the
     catalog.
@@ -76,7 +75,7 @@ def _plain(location: str) -> str:
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return why a stream's table, which existed a moment ago, is missing from its catalog; None if it exists.
+    """Return the error for a stream's table that has just disappeared from its catalog; None if it exists.
 
     Raises the errors of `find_lost_table`.
     """
@@ -88,7 +87,7 @@ def missing_table_error(spec: StreamSpec) -> TableLost | None:
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
-    """Check that no other table of the catalog has files in the table's folder. Raises TableLost if one has."""
+    """Check that no other table of the catalog has files in the table's folder. Raises TableLost otherwise."""
     identifier = ".".join(table.name())
     other = other_table(open_store(table.location(), table.io.properties), table)
     name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
@@ -107,10 +106,10 @@ def registration_command(catalog: str, identifier: str, metadata: str) -> str:
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return why a stream's missing table must not be created, as a sentence; None if it exists, or may be created.
+    """Return a sentence that says why a stream's missing table must not be created: the catalog lost it.
 
-    The reason is that the catalog lost the table. Changes nothing; if the server has no such namespace, sends no
-    further request. Raises any error of catalog and storage.
+    Returns None if the table exists, or may be created. Changes nothing. If the server does not have the namespace,
+    sends no further request. Raises any error of catalog and storage.
     """
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
@@ -121,7 +120,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
-    """Return the error for an existing stream without a dead-letter table: the reason, and what to do."""
+    """Return the error for an existing stream whose dead-letter table is missing. It says why and what to do."""
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))
@@ -135,7 +134,7 @@ def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """Return the catalog of a stream's table for readers, without creating a missing catalog.
+    """Return the catalog of a stream's table for readers. A missing catalog is not created.
 
     Raises TableLost if the catalog lost the table, and the errors of `find_lost_table`.
     """
@@ -157,7 +156,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return what to do about a missing table to which a writer of this host has committed."""
+    """Return the error text for a missing table to which a writer of this host has committed. It says what to do."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

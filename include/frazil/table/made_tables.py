@@ -1,4 +1,4 @@
-"""Finds the tables that a route's template has created. A table's properties prove it; its name only suggests it."""
+"""Finds the tables that a route's template has created. Their properties prove it; a matching name does not."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the main table that no other table may share."""
+"""Properties of the main table that must not be copied to other tables, because they name its own folders."""
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return a table of a stream's route as it would be created; `value` is the route value that the template takes."""
+    """Describe a table of a stream's route as it would be created.
+
+    `value` is the route value for which the template creates it.
+    """
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -30,9 +33,7 @@ def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) ->
 
 
 def tables_named_like(catalog: Catalog, route: Route) -> list[str]:
-    """Return the sorted identifiers of all tables whose names match the route's template. Loads none of these
-    tables.
-    """
+    """Return the identifiers of all tables whose names match the route's template, sorted. Loads no table."""
     if route.template is None:
         return []
     found = list_table_names(catalog, route.template.rpartition(".")[0])
@@ -40,10 +41,10 @@ def tables_named_like(catalog: Catalog, route: Route) -> list[str]:
 
 
 def load_route_tables(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
-    """Return the existing tables of a route by identifier: tables that the route lists, and tables that its template
-    created.
+    """Load the existing tables of a route: tables that the route lists, and tables that its template created.
 
-    Raises AccessDenied with the table's name if the catalog forbids a table, and any other error of the catalog.
+    The keys are the tables' identifiers. Raises AccessDenied with the table's name if the catalog denies access to a
+    table, and any other error of the catalog.
     """
     declared = set(route.tables.values())
 

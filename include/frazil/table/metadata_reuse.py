@@ -1,11 +1,11 @@
 """Avoids parsing and copying metadata that this process has already read or written.
 
 PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
-snapshots. For a table with hundreds of snapshots, that is two thirds of a commit's time. A metadata file never changes,
-because its name has a UUID. Its parsed form is immutable except for lists and maps. So this module keeps the last
-parsed files by location. A copy gets its own lists and maps, which contain the same snapshots.
+snapshots. For a table with hundreds of snapshots, this takes two thirds of a commit's time. A metadata file never
+changes, because its name has a UUID. Its parsed form is immutable except for lists and maps. So this module keeps the
+last parsed files by location. A copy gets its own lists and maps, which contain the same snapshots.
 
-The catalog still decides at every load which metadata is current, and decides every commit.
+The catalog still decides at every load which metadata is current, and still decides every commit.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 MAX_CACHED = 8
-"""Maximum number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a
-few more.
-"""
+"""Maximum number of parsed metadata files to keep: current and staged ones of a stream's two tables, and some more."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Speed up commits through this catalog: they copy no snapshots and do not read PyIceberg's configuration.
+    """Speed up commits through this catalog: they no longer copy snapshots or read PyIceberg's configuration.
 
-    For a SQL catalog, no metadata file is parsed twice either. Applies to catalogs whose client writes the metadata
+    With a SQL catalog, no metadata file is parsed twice either. Applies to catalogs whose client writes the metadata
     (SQL, Hive, Glue), not to REST catalogs.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
         _configure_once(catalog)
-    # Importing the module takes a while; if it was never imported, the catalog is of another type.
+    # Importing the module takes long. If it was never imported, the catalog is not a SQL catalog.
     sql = sys.modules.get("pyiceberg.catalog.sql")
     if sql is not None and isinstance(catalog, sql.SqlCatalog):
         _parse_once(catalog)
@@ -68,7 +66,9 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy has its own lists, which contain the same snapshots, schemas and logs."""
+    """Return a subclass whose deep copy only copies lists and maps, and shares the snapshots, schemas and log entries
+    in them.
+    """
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -78,7 +78,7 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
 
 
 def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
-    """Return an object of another class with the same fields."""
+    """Return an object of class `kind` with the same fields."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
 

@@ -1,8 +1,8 @@
-"""Keeps the times in a table's metadata in order, even if the host that changed the table last has a fast clock.
+"""Keeps the times in a table's metadata in order, even if the last host that changed the table has a fast clock.
 
 Iceberg's Java library refuses metadata in which an entry of the snapshot log or metadata log is over a minute older
-than the entry before it. It also refuses metadata whose last update is older than these entries. PyIceberg dates
-changes by the host's clock, so it can write such metadata.
+than the entry before it. It also refuses metadata whose last update is older than these entries. PyIceberg uses the
+host's clock for new entries, so it can write such metadata.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""Milliseconds by which a table's times may be ahead of a JVM engine's clock before the engine refuses to commit."""
+"""Maximum lead of a table's times over a JVM engine's clock in milliseconds; beyond it, the engine refuses to
+commit.
+"""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """Return the time for a change of this metadata: now, or just after the latest time in the metadata."""
+    """Return the time for a change of this metadata (ms): now, or just after the latest time in the metadata."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def with_ordered_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return the changed metadata `after`, with its times in order; repairs logs that are already out of order."""
+    """Return the changed metadata `after` with its times in order. Repairs logs that are already out of order."""
     if after == before:
         return after
     return after.model_copy(
@@ -84,7 +86,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the same log entries, with times raised so that no entry is older than the one before it."""
+    """Return the log entries in the same order. Times are raised so that no entry is older than the one before it."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -22,11 +22,13 @@ R = TypeVar("R")
 
 _EXISTS = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
-"""S3's response to a conditional put that met a concurrent put: the outcome is undecided, so the put is retried."""
+"""S3's error code for a conditional put that conflicts with a concurrent put. The outcome is undecided, so the put is
+retried.
+"""
 
 _ABSENT = frozenset({"NoSuchKey", "404"})
 _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Error codes of S3-compatible stores that cannot delete several objects in one request, or require another
+"""Error codes of S3-compatible stores that cannot delete several objects in one request, or require a different
 checksum.
 """
 MAX_KEYS_PER_REQUEST = 1_000
@@ -34,17 +36,20 @@ MAX_KEYS_PER_REQUEST = 1_000
 
 _MAX_PUT_ATTEMPTS = 5
 MAX_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs. In each of them, its client makes up to five attempts. Five times five attempts
-took a minute against a store that responded "slow down".
+"""Maximum number of attempts by s3fs. In each attempt, its client tries up to five times. With s3fs's default of five
+attempts, this took a minute when a store answered "slow down".
 """
 MAX_CACHED_FILE_IOS = 4
-"""Maximum number of FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
+"""Maximum number of cached FileIO objects, one per set of properties, because Spark executors open a store for each
+write.
+"""
 
 
 class FsspecStore(ObjectStore):
     """Object store in S3, GCS or ADLS.
 
-    Relies on the service to write an object completely or not at all, and to keep each object that it has acknowledged.
+    Relies on the service to write an object completely or not at all, and to keep each object whose write it has
+    confirmed.
     """
 
     def __init__(
@@ -62,13 +67,13 @@ class FsspecStore(ObjectStore):
 
     @property
     def _files(self) -> Any:
-        """Return this thread's file system; fsspec's clients must not be shared between threads."""
+        """The file system of the current thread. fsspec's clients must not be shared between threads."""
         opened = self._opened
-        # Renewable credentials are used until they expire: a new client costs half a second of a core.
+        # Renewable credentials are used until they expire, because a new client takes half a second of CPU.
         if opened is None or (self._renew is None and opened[0] != self._current_properties()):
             self._opened = opened = (newest := self._current_properties(), _file_io(newest))
         files = opened[1].get_fs(self._scheme, self._host)
-        # fsspec would cache the client forever: 12 MiB for each load that vends new credentials.
+        # fsspec would cache the client forever: 12 MiB for each load of a table with new temporary credentials.
         type(files)._cache.pop(files._fs_token, None)
         if hasattr(files, "retries"):
             files.retries = MAX_ATTEMPTS
@@ -78,8 +83,9 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action` with the file system. If the credentials have expired or are refused, try once more with newer
-        credentials.
+        """Call `action` with the file system.
+
+        Retries once with newer credentials if these have expired or are refused.
         """
         try:
             with _translate_errors(path):
@@ -146,9 +152,10 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete up to 1,000 keys per request in S3.
+        """Delete files. In S3, up to 1,000 keys are deleted per request.
 
-        Other stores get one request per key, and so does an S3-compatible store that refuses such a request.
+        Other stores get one request per key, and so does an S3-compatible store that refuses a request for several
+        keys.
         """
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
@@ -185,7 +192,7 @@ class FsspecStore(ObjectStore):
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Do nothing: a closed file is already durable."""
+        """Do nothing: a closed file is already durable in an object store."""
 
 
 def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
@@ -206,8 +213,9 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Delete the objects with one request per bucket. s3fs's own bulk deletion would drop S3's errors for single
-    keys.
+    """Delete the objects with one request per bucket.
+
+    s3fs's own bulk deletion would ignore S3's errors for single keys.
     """
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
@@ -234,9 +242,9 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code.
+    """Return S3's error code; None for an error without one.
 
-    s3fs recognises a failed precondition only by AWS's text, which SeaweedFS does not send.
+    s3fs recognises a failed precondition only by the text that AWS sends, which SeaweedFS does not send.
     """
     cause = error.__cause__
     if not isinstance(cause, ClientError):
@@ -246,7 +254,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """Return the modification time; each fsspec file system stores it under its own key."""
+    """Return the modification time in milliseconds since 1970. Each fsspec file system has its own key for it."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):

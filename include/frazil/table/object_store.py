@@ -16,7 +16,7 @@ IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """The properties of a PyIceberg FileIO, or a function that returns them.
 
 Some catalogs issue new temporary credentials with every load of a table, so a long-lived store calls the function
-again.
+repeatedly.
 """
 
 _FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
@@ -26,8 +26,9 @@ _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One listed file. `path` begins like the listed folder; `modified_ms` is the time in milliseconds since 1970,
-    UTC.
+    """One listed file. `modified_ms` is in milliseconds since 1970, UTC.
+
+    `path` starts with the folder's path as it was passed, with or without a scheme.
     """
 
     path: str
@@ -36,22 +37,23 @@ class FileInfo:
 
 
 class ObjectStore(ABC):
-    """Stores objects by path. Paths are complete locations, with or without a scheme; results have the same form.
+    """Stores objects by path. Paths are complete locations, with or without a scheme; returned paths have the same
+    form.
 
-    A folder exists only while it has files. Every method raises AccessDenied if the storage refuses access.
+    A folder exists only while it contains files. Every method raises AccessDenied if the storage refuses access.
     """
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write a complete, durable object if none exists at the path. Returns False, without a change, if one exists.
 
-        False may also mean that this call wrote the object, if a response was lost and the client repeated the request.
-        A caller that needs to know reads the object and compares.
+        False may also mean that this call wrote the object: a response was lost, and the client repeated the request.
+        If this matters, the caller must read the object and compare.
         """
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write or replace a complete, durable object: a reader sees either the old object or the new one."""
+        """Write or replace a complete, durable object. A reader sees either the old object or the new one."""
 
     @abstractmethod
     def get(self, path: str) -> bytes | None:
@@ -63,23 +65,23 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """Return the direct subfolders that have a file at any depth, sorted, without trailing slash.
+        """Return the direct subfolders that have a file at any depth, sorted, without trailing slashes.
 
-        A store that keeps markers for folders (SeaweedFS) may also return empty folders.
+        A store that keeps marker objects for folders (SeaweedFS) may also return empty folders.
         """
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, many per request if the storage supports that; return an error for each path that could not be
-        deleted.
+        """Delete files. Returns an error for each path that could not be deleted.
 
-        A missing file counts as deleted. The errors are of the types that `delete` raises.
+        Sends many paths per request if the storage supports this. A missing file counts as deleted. The errors have the
+        same types that `delete` raises.
         """
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete as many of these files as possible; a missing file counts as deleted.
+        """Delete as many of these files as possible. A missing file counts as deleted.
 
-        Raises an error if files remain: AccessDenied, CommitUnavailable if the storage cannot be reached, else OSError.
+        If files remain, raises AccessDenied, CommitUnavailable if the storage cannot be reached, or else OSError.
         """
         left = self.delete_each(paths)
         if not left:
@@ -92,15 +94,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Make files durable that another process wrote and closed. Raises FileNotFoundError."""
+        """Make files durable that another process wrote and closed. Raises FileNotFoundError if a file is missing."""
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return those properties of a loaded table that are needed to open its files.
+    """Return only the properties of a loaded table that are needed to open its files.
 
-    A table from a REST catalog also has its table properties, with the markers of its streams, and the catalog's
-    credentials among these properties. A custom FileIO (`py-io-impl`) may read any key, so only the markers are removed
-    for it.
+    A REST catalog also returns the table properties, including the markers of streams, and the catalog's credentials. A
+    custom FileIO (`py-io-impl`) may read any key, so only the markers are removed for it.
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}

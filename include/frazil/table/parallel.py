@@ -1,4 +1,4 @@
-"""Runs the same step for several tables in parallel; most steps wait for storage and catalog."""
+"""Runs the same step for several tables in parallel. Most steps wait for storage and catalogs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Return the results in the order of the items. There must be at least one item.
 
     The step of the last item runs in the calling thread, because the table that decides a commit may need that thread's
-    resources. When this function returns or raises a step's error, all steps have ended.
+    resources. All steps have ended when this function returns, or raises a step's error.
     """
     *others, last = items
     if not others:

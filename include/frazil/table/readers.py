@@ -1,6 +1,6 @@
-"""Generates the configuration of a catalog for engines that read its tables, ready to paste. Pure.
+"""Generates the configuration with which an engine can read a catalog's tables, ready to paste. Pure.
 
-Secrets are never printed. Unless a property is known to be harmless, its value is replaced by a reference to the
+Secrets are never printed: unless a property is known to be harmless, its value is replaced by a reference to the
 environment variable from which PyIceberg reads the property.
 """
 
@@ -31,7 +31,7 @@ _HARMLESS = frozenset(
         *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
     }
 )
-"""PyIceberg properties whose values are shown, unless the value is a URL with a password or unknown parameters."""
+"""PyIceberg properties whose values are printed, except URLs with a password or unknown parameters."""
 _HARMLESS_QUERY = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -60,11 +60,11 @@ _TRINO_GLUE = {
 
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    """Return the text to paste: a Python snippet, or for Trino the file `etc/catalog/<catalog>.properties`.
+    """Return the text to paste: a Python snippet; for Trino, the file `etc/catalog/<catalog>.properties`.
 
-    `properties` are PyIceberg's properties of the catalog. `packages` are Maven coordinates: first Iceberg's Spark
-    runtime, then a JDBC driver for SQLite, then everything else that this catalog needs. Raises SpecError for a catalog
-    that the engine cannot open.
+    `properties` are PyIceberg's properties of the catalog. `packages` are Maven coordinates: Iceberg's Spark runtime,
+    then a JDBC driver for SQLite, then everything else that this catalog needs. Raises SpecError for a catalog that the
+    engine cannot open.
     """
     match reader:
         case "spark":
@@ -181,10 +181,10 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 
 
 def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Return the properties with `${VARIABLE}` in place of possible secrets.
+    """Return the properties, with `${VARIABLE}` in place of possible secrets.
 
-    With `database_password`, only the password within a database URL is replaced, because the JVM reads it from a
-    separate property. Otherwise the whole URL is replaced.
+    With `database_password`, only the password in a database URL is replaced, because the JVM reads it from a separate
+    property. Otherwise the whole URL is replaced.
     """
     shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
     uri = properties.get("uri", "")
@@ -206,8 +206,9 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable(catalog: str, key: str) -> str:
-    """Return a reference to PyIceberg's environment variable for a property: `__` stands for a dot, `_` for a
-    hyphen.
+    """Return a reference to PyIceberg's environment variable for a property.
+
+    In the variable's name, `__` stands for a dot, and `_` for a hyphen.
     """
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"

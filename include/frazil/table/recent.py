@@ -1,4 +1,4 @@
-"""Keeps the most recently used values by name."""
+"""A thread-safe cache with a maximum number of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Keeps up to `limit` values by name; a new value replaces the value that was kept longest ago. Thread-safe."""
+    """A thread-safe cache of up to `limit` values by name. Adding a value evicts the oldest; reads do not count as
+    use.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -23,7 +25,7 @@ class Recent(Generic[Value]):
         return self._kept.get(name)
 
     def keep(self, name: str, value: Value) -> None:
-        """Keep the value as the most recent one."""
+        """Add or replace a value. It becomes the newest."""
         with self._lock:
             self._kept.pop(name, None)
             self._kept[name] = value

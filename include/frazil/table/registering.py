@@ -1,7 +1,7 @@
 """Checks a metadata file before a catalog registers a table from it.
 
-Catalogs do not check this: a SQL catalog accepts any path, even of a table that cannot be loaded, and no catalog looks
-for a newer metadata file.
+Catalogs do not check this: a SQL catalog accepts any path, even if the table cannot be loaded, and no catalog checks
+whether a newer metadata file exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MAX_ERROR_CHARACTERS = 200
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
-    """Read a metadata file; None if only the server of a REST catalog may read the file, and so checks it.
+    """Read a metadata file. Returns None if only the server of a REST catalog can read the file; the server then checks
+    it.
 
     Raises SpecError if the file does not exist or is not table metadata, and any error of the storage.
     """
@@ -50,7 +51,7 @@ def _not_metadata_error(path: str, error: Exception) -> SpecError:
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the table has a newer metadata file: commits since this file would be missing."""
+    """Raise SpecError if the table has a newer metadata file, because commits after this file would be lost."""
     store = open_store(metadata.location, catalog.properties)
     newest = find_newest_metadata(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
@@ -63,10 +64,10 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the catalog has the table under another name: commits under one name would be missing under
-    the other.
+    """Raise SpecError if the catalog already has the table under another name.
 
-    Searches the namespaces of `table` and of its folder. Raises any error of the catalog.
+    With two names, a commit under one name would be missing under the other. Searches the namespaces of `table` and of
+    its folder. Raises any error of the catalog.
     """
     name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:

@@ -1,8 +1,7 @@
-"""Finds remaining files of a table in its folder: if the catalog does not have the table, the catalog was lost or
-replaced.
+"""Detects a lost or replaced catalog: a table's folder still has its files, but the catalog does not have the table.
 
-A new table must not share such a folder: two tables in one folder would treat each other's files as their own.
-Journals, commit records and staged files are found only by their folder.
+A new table must not use such a folder: two tables in one folder would treat each other's files as their own. For
+example, journals, commit records and staged files are found only by their folder.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _VERSION = re.compile(r"v?(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """One metadata file; `snapshots` and `uuid` are None if the file cannot be read."""
+    """One metadata file of a table. `snapshots` (their number) and `uuid` are None if the file cannot be read."""
 
     path: str
     modified_ms: int
@@ -47,7 +46,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The remaining metadata and stream state of a table in a folder."""
+    """The metadata and stream state of a table that remain in a folder."""
 
     location: str
     newest: Metadata | None
@@ -76,10 +75,10 @@ class TableFolder:
 def find_new_folder(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
-    """Return the folder in which the catalog would create the table, without creating it.
+    """Return the folder in which the catalog would create the table. Does not create it.
 
-    Returns None if this is unknown, because only a server decides: the namespace is missing, the table was just
-    created, or the server cannot stage a creation. Raises any error of the catalog.
+    Returns None if only the server can determine the folder: the namespace is missing, the table was just created, or
+    the server cannot stage a creation. Raises any error of the catalog.
     """
     if isinstance(catalog, MetastoreCatalog):
         found = _resolve_location(catalog, identifier, location)
@@ -104,14 +103,14 @@ def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str 
     try:
         return catalog._resolve_table_location(location, namespace, name).rstrip("/")
     except NoSuchNamespaceError:
-        # The folder once the namespace is created, without properties.
+        # This is the folder that the table gets once the namespace is created without properties.
         with_namespace = copy.copy(catalog)
         with_namespace.load_namespace_properties = lambda *_: {}  # type: ignore[method-assign]
         return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
 
 
 def read_remains(folder: TableFolder) -> Remains | None:
-    """Return what remains of a table that had data; None if the folder is free. A free folder costs only one listing.
+    """Return what remains of a table that had data; None if the folder is free. A free folder needs only one listing.
 
     Metadata without a snapshot does not count, because an interrupted creation leaves such a file.
     """
@@ -124,7 +123,7 @@ def read_remains(folder: TableFolder) -> Remains | None:
 
 
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
-    """Return the metadata of another table with data in the same folder, or None."""
+    """Return the metadata of another table that has data in the same folder; None if there is none."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -133,7 +132,10 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
-    """Return the newest metadata file of one table, in a folder that other tables may have used too."""
+    """Return the newest metadata file of the table with this UUID; None if there is none.
+
+    Other tables may have used the folder too.
+    """
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
@@ -145,9 +147,10 @@ def _newest(store: ObjectStore, folder: str) -> Metadata | None:
 
 
 def _age(file: FileInfo) -> tuple[int, int]:
-    """Sort key for metadata files: the newest file has the largest key.
+    """Return the sort key of a metadata file: the newest file has the largest key.
 
-    The version decides first. If failed commits left several files of one version, the modification time decides.
+    Files are compared by version. If failed commits left several files of one version, they are compared by
+    modification time.
     """
     return _version(file.path), file.modified_ms
 

@@ -1,7 +1,7 @@
 """Handles columns that `frazil evolve` renamed or dropped while declarations and records still use the old names.
 
-A table property holds the old names. It is changed in the same commit as the schema, so a running writer can continue.
-An old name in the declaration means the renamed column; if the column was dropped, the name is ignored.
+A table property stores the old names. It changes in the same commit as the schema, so a running writer can continue. An
+old name in the declaration refers to the renamed column; if the column was dropped, the name is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ATTEMPTS = 5
 
 
 def with_current_names(declared: Schema, existing: Schema, former: Former) -> Schema:
-    """Return the declared schema with the table's current column names, without dropped columns."""
+    """Return the declared schema with the table's current column names. Dropped columns are left out."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
@@ -37,8 +37,9 @@ def with_current_names(declared: Schema, existing: Schema, former: Former) -> Sc
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """Return the former column names that records may still use, each with the field id of the column that gets the
-    value.
+    """Return the former column names that records may still use.
+
+    Maps each name to the field id of the renamed column.
     """
     return {
         name: field_id
@@ -59,7 +60,7 @@ class ColumnChanges:
     drops: Sequence[str]
 
     def of(self, names: Collection[str]) -> ColumnChanges:
-        """Return the changes of the columns with these names."""
+        """Return only the changes of columns with these names."""
         renames = {old: new for old, new in self.renames.items() if old in names}
         return ColumnChanges(renames, [name for name in self.drops if name in names])
 
@@ -72,7 +73,7 @@ def find_problems(
 ) -> list[str]:
     """Return why these columns cannot be renamed or dropped, one sentence per problem.
 
-    `fixed` maps the names of columns that must not change to the reason.
+    `fixed` maps each column that must not change to the reason.
     """
     found = []
     history = ColumnHistory.from_schemas((*former, table))
@@ -102,14 +103,14 @@ def find_problems(
 
 
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
-    """Raise SchemaIncompatible with all problems of these changes."""
+    """Raise SchemaIncompatible with all problems of these changes, if there are any."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
     if found := find_problems(wanted, table.schema(), former, fixed=fixed):
         raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
 
 
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
-    """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
+    """Rename and drop columns, and update the property with the old names, in one commit. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """
@@ -138,7 +139,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Return a routed table with the column changes that `frazil evolve` made to the main table.
+    """Apply the column changes that `frazil evolve` made to the main table to a routed table. Returns the routed table.
 
     Raises the errors of `change_columns`.
     """

@@ -1,8 +1,8 @@
 """Extends PyIceberg's client for REST catalogs with protection against slow or overloaded servers and gateways.
 
-PyIceberg waits forever for a response, and accepts any response as an Iceberg response. Here each request has a
-timeout. If the server is overloaded, a read is retried after the time in the response's `Retry-After`. A commit is
-never sent twice from here: `frazil.commit.swap` first checks its outcome.
+PyIceberg waits forever for a response, and accepts any response as an Iceberg response. Here, each request has a
+timeout. If the server is overloaded, a read is retried after the time in the response's `Retry-After`. This client
+never repeats a commit: `frazil.commit.swap` first checks whether it succeeded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = (10.0, 60.0)
 OVERLOADED = (429, 503)
 MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
+"""Maximum wait between two attempts of a read, in seconds. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
 """Prefixes of properties that PyIceberg's client expects as nested mappings."""
 
@@ -34,7 +34,7 @@ class PatientRestCatalog(RestCatalog):
         super().__init__(name, **nest_properties(properties))
 
     def _config_headers(self, session: Session) -> None:
-        # PyIceberg's first step with a new session, before it requests a token.
+        # This is PyIceberg's first step with a new session, before it requests a token.
         super()._config_headers(session)
         _limit_requests(session)
 
@@ -46,7 +46,7 @@ class PatientRestCatalog(RestCatalog):
 
 
 def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the properties with `auth.*` and `ssl.*` as the nested mappings that PyIceberg expects."""
+    """Return the properties, with `auth.*` and `ssl.*` as nested mappings, as PyIceberg expects them."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED else [key]
@@ -85,9 +85,9 @@ def _retries() -> Retry:
 
 
 def _check_response(response: Response) -> Response:
-    """Return the response. Raise if it is a success, a "not found" or a conflict, and its body is not JSON.
+    """Return the response. Raises NoIcebergAnswer for a success, a "not found" or a conflict whose body is not JSON.
 
-    PyIceberg's own error would quote the whole page. It would also take a gateway's "not found" page for a missing
+    PyIceberg's own error would quote the whole page. It would also interpret a gateway's "not found" page as a missing
     table.
     """
     says_something = response.ok or response.status_code in (404, 409)

@@ -1,4 +1,4 @@
-"""Evolves the schema of an existing table to a declaration, or to what records need."""
+"""Evolves the schema of an existing table to a declaration, or as records require."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ MAX_EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update; another process may do the same at the same time.
+    """Evolve the table to the declared schema in one update, and return it. Retries if another process changes the
+    schema.
 
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
@@ -57,8 +58,9 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 
 
 def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
-    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if any change is
-    unsafe.
+    """Return the changes that evolve the table to the declared schema.
+
+    Raises SchemaIncompatible if any change is unsafe.
     """
     existing = table.schema()
     wanted = _adapt(_with_current_names(declared, table), existing)
@@ -69,7 +71,10 @@ def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addit
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas from oldest to newest, starting with the schema that an operator accepted, if any."""
+    """Return the table's schemas from oldest to newest.
+
+    If an operator accepted a schema, older schemas are left out.
+    """
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -77,7 +82,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """Return the declaration with the column names that users chose with `frazil evolve`."""
+    """Return the declaration with the column names that users set with `frazil evolve`."""
     if not (former := former_columns(table.properties)):
         return declared
     schema = with_current_names(declared.schema, table.schema(), former)
@@ -87,9 +92,10 @@ def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema; frazil's own columns are optional if they are missing or optional in the table.
+    """Return the declared schema. Some columns become optional, so that older tables fit.
 
-    frazil's own columns always have a value in new rows, but an older table may have rows without them.
+    frazil's own columns become optional if they are missing or optional in the table. New rows always have a value in
+    them, but rows of an older table may not. Columns in `relaxable` become optional where the table's are.
     """
     existing_fields = {field.name: field for field in existing.fields}
 
@@ -106,8 +112,8 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
 
 
 def refuse_unreadable(coming: Schema, table: str) -> None:
-    """Raise SpecError for a column that an engine could not read; it would make the whole table unreadable to that
-    engine.
+    """Raise SpecError for a column that some engine cannot read, because that engine could then not read the table at
+    all.
     """
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
@@ -120,7 +126,7 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     """Return the top-level columns that a stream fills although they are neither declared nor frazil's own.
 
-    Each is written as in a declaration: `gate: string`.
+    Each is formatted as in a declaration: `gate: string`.
     """
     names = {column.name for column in spec.columns}
     if former_columns(table.properties):  # building a schema is slow, and an open page calls this for many streams
@@ -129,9 +135,9 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 
 
 def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
-    """Change a stream's table as its records need, in one update. Returns the changes made and the refused changes.
+    """Change a stream's table as its records require, in one update. Returns the accepted and the refused changes.
 
-    Another stream may change the table at the same time; each then continues from the other's result. Raises
+    Another stream may change the table at the same time; the attempt is then repeated on the changed table. Raises
     CommitUnavailable, AccessDenied.
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
@@ -181,7 +187,7 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
 
 
 def describe_change(change: Change) -> str:
-    """Describe a change that was made."""
+    """Describe a change that was made, for the log and for messages."""
     column = f"column {'.'.join(change.path)}"
     match change:
         case Addition():

@@ -15,7 +15,9 @@ SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
 ATOMIC = "frazil.atomic"
-"""frazil's own property of a REST catalog: the server's name, if it is in `frazil.table.atomic_catalogs.SERVERS`."""
+"""frazil's own property of a REST catalog: the name of its server, if it is in
+`frazil.table.atomic_catalogs.SERVERS`.
+"""
 
 _RENAMED = {
     "s3.region": "client.region",
@@ -26,7 +28,7 @@ _RENAMED = {
     "client.secret-access-key": "rest.secret-access-key",
     "client.session-token": "rest.session-token",
 }
-"""Maps keys of PyIceberg to keys of Iceberg's Java library (AwsClientProperties, AwsProperties)."""
+"""Maps PyIceberg's property names to those of Iceberg's Java library (AwsClientProperties, AwsProperties)."""
 
 _PYTHON_ONLY = frozenset(
     {
@@ -44,7 +46,8 @@ _PYTHON_ONLY = frozenset(
 
 
 def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return `spark.sql.catalog.<name>` and its subkeys, for a catalog of type sql, rest, glue or hive.
+    """Return the Spark property `spark.sql.catalog.<name>` and its subkeys, for a catalog of type sql, rest, glue or
+    hive.
 
     Raises SpecError for a catalog that Spark cannot open.
     """
@@ -74,7 +77,7 @@ def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def catalog_type(properties: Mapping[str, str]) -> str:
-    """Return the declared type of a catalog, or else the type that PyIceberg infers from the URI."""
+    """Return the declared type of a catalog, or the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
@@ -82,7 +85,7 @@ def catalog_type(properties: Mapping[str, str]) -> str:
 
 
 def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that PyIceberg and Iceberg's Java library share, under the Java library's names."""
+    """Return the properties that the Java library also has, under its names."""
     translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):
         translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
@@ -93,8 +96,9 @@ def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jdbc(name: str, uri: str) -> dict[str, str]:
-    """Convert SQLAlchemy's database URL to a JDBC URL. `V1` is the database schema with views, which PyIceberg
-    creates.
+    """Convert SQLAlchemy's database URL to Iceberg's JDBC properties.
+
+    `V1` is the version of the database schema that PyIceberg creates, with views.
     """
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}

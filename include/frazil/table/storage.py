@@ -12,10 +12,10 @@ from frazil.table.object_store import IoProperties, ObjectStore
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the store for a location, chosen by the location's URI scheme.
+    """Return the object store of a location, chosen by its URI scheme.
 
-    `io_properties` are those of a PyIceberg FileIO (`s3.endpoint`, …). `renew` is called when the credentials in them
-    have expired; the failed operation is then retried once. Raises SpecError for a scheme that no store serves.
+    `io_properties` are those of a PyIceberg FileIO (`s3.endpoint`, …). If their credentials have expired, `renew` is
+    called, and the failed operation is retried once. Raises SpecError for an unsupported scheme.
     """
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:

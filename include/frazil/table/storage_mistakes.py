@@ -1,7 +1,7 @@
 """Translates errors of an object store into one sentence each, whichever client raised them.
 
-Arrow reads and writes data files; its errors have only text. All other objects go through fsspec, whose errors keep
-S3's response. Outages and expired credentials become errors after which a stream is restarted.
+Arrow reads and writes data files; its errors only have a text. All other objects are accessed through fsspec, whose
+errors include S3's response. After an outage or expired credentials, the resulting error lets a stream restart.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ the last event.
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a full disk of this host."""
+"""Error numbers that mean that a disk of this host is full."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
     """Translate an error of fsspec's client.
 
-    Returns None if the error concerns only the one object, such as a missing object.
+    Returns None if the error only concerns one object, for example because the object is missing.
     """
     if meant := _translate_credentials_error(path, error):
         return meant
@@ -39,8 +39,9 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for another error
-    of a local disk than that it is full.
+    """Translate an error that Arrow or fsspec raised while a task staged files in this folder.
+
+    Returns None for an error of a local disk, unless the disk is full.
     """
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK:
@@ -51,7 +52,7 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
         )
     if error.errno in FULL_DISK:
         return None
-    # The cause is never a record, and a retry may succeed.
+    # A record is never the cause, and a retry may succeed.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
     return _translate_credentials_error(folder, error) or outage
 
@@ -59,7 +60,7 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
-        # A silent metadata service of the host looks the same.
+        # The error is the same if the host's metadata service does not respond.
         return CommitUnavailable(
             f"{path}: credentials for the object store are missing: {_error_text(error)}. Configure credentials, "
             "unless those of the host or role are only temporarily unavailable"

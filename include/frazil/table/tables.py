@@ -1,4 +1,4 @@
-"""Creates missing tables of a stream, checks existing tables, and returns where their files are."""
+"""Creates missing tables of a stream, checks existing ones, and returns their folders."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table: create it if it is missing, or evolve it if that is safe.
+    """Return the stream's table. Creates it if it is missing, and evolves it if that is safe.
 
-    If the table has another partitioning or sort order than declared, it stays as it is, with a warning. Raises
-    SpecError if an engine could not read a new column, TableLost if a new table would share another table's folder,
-    SchemaIncompatible, AccessDenied, CommitUnavailable.
+    If the table's partitioning or sort order differs from the declared one, it is not changed, and a warning is logged.
+    Raises SpecError if an engine could not read a new column, TableLost if a new table would share another table's
+    folder, SchemaIncompatible, AccessDenied, CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -40,20 +40,21 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's dead-letter table; create it if it is missing. Raises the errors of `ensure_table`."""
+    """Return the stream's dead-letter table. Creates it if it is missing. Raises the errors of `ensure_table`."""
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
 def check_fits(table: Table, spec: StreamSpec) -> None:
-    """Check that the stream's table does not contradict the declaration.
+    """Check that the stream's table does not contradict the declaration. Raises SchemaIncompatible.
 
-    Columns may be missing if the writer's next start can add them. Raises SchemaIncompatible.
+    Columns may be missing if the writer's next start can add them.
     """
     evolutions(table, declared_table(spec), spec.name)
 
 
 def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Check that rows of the declared schema fit both current tables, which others may have changed since the start.
+    """Check that rows of the declared schema fit both current tables. Other programs may have changed these since the
+    start.
 
     Raises SchemaIncompatible.
     """
@@ -68,7 +69,7 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
 
 
 def _check_key(main: Table, spec: StreamSpec) -> None:
-    """Check that the identifier fields of an upsert table are the declared key, under the current column names."""
+    """Check that the identifier fields of an upsert table, by their current names, are the declared key."""
     schema, former = main.schema(), former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
@@ -80,7 +81,7 @@ def _check_key(main: Table, spec: StreamSpec) -> None:
 
 
 def data_location(table: Table) -> str:
-    """Return the folder of data files, without trailing slash: `write.data.path`, or `<location>/data`."""
+    """Return the folder of a table's data files, without trailing slash: `write.data.path`, or `<location>/data`."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
@@ -93,8 +94,7 @@ def state_location(table: Table, stream: str) -> str:
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Return whether a table's files belong to it alone. The property `gc.enabled` is false if another table may share
-    them.
+    """Return whether only this table may use its files. `gc.enabled` is false if another table may share them.
 
     Like Iceberg, this treats every value except "true" as false.
     """
@@ -102,9 +102,7 @@ def may_delete_files(properties: Mapping[str, str]) -> bool:
 
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
-    """Return a declared table on behalf of a stream; create it if it is missing. Raises the errors of
-    `ensure_table`.
-    """
+    """Return a declared table of a stream. Creates it if it is missing. Raises the errors of `ensure_table`."""
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -114,14 +112,17 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 
 def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Return a loaded table, evolved to its declaration if that is safe. Raises SchemaIncompatible."""
+    """Evolve a loaded table to its declaration if that is safe, and return it. Raises SchemaIncompatible."""
     _check_format_version(table)
     _check_folders(table)
     return evolve_to(table, declared, stream)
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table. If another process does the same at that moment, either may win."""
+    """Create the namespace and the table, and return the table.
+
+    Another process may do the same at the same time; in that case, either process's table is returned.
+    """
     refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -129,7 +130,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     found = find_remains(catalog, declared)
     try:
         if found is not None:
-            # The table may have been created and written to since the search.
+            # The table may have been created since the search, so that the files belong to it.
             return catalog.load_table(declared.identifier)
         return catalog.create_table(
             declared.identifier,
@@ -179,9 +180,9 @@ def _check_folders(table: Table) -> None:
 
 
 def _warn_of_other_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    """Warn if the table's layout is not the declared one.
+    """Warn if the table's layout differs from the declared one.
 
-    The declared layout is for a new table. Changing the layout of an existing table is the operator's decision.
+    The declared layout only applies to new tables. Changing the layout of an existing table is the operator's decision.
     """
     for word, wanted, found in (
         (
@@ -210,7 +211,7 @@ def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """Return the stream's current table, or None if it does not exist. Creates nothing, not even a catalog."""
+    """Return the stream's current table; None if it does not exist. Creates nothing, not even a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:
