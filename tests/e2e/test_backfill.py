@@ -140,7 +140,7 @@ KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "after a chunk's journal": (JournalStore, "put", lambda *_: True),
     "after a chunk": (BackfillCommitter, "commit", lambda *_: True),
     "after a chunk's dead letters": (BackfillCommitter, "_change", dead_letters),
-    "after staging": (BackfillCommitter, "staged", lambda *_: True),
+    "after staging": (BackfillCommitter, "mark_staged", lambda *_: True),
     "after the audit": (Backfill, "_audit", lambda *_: True),
     "before its dead letters are published": (backfill_commit, "_publish", lambda *_: True),
 }

@@ -169,10 +169,10 @@ def test_killed_at_each_point_it_lands_once(
     points = [
         (BackfillCommitter, "begin"),
         (BackfillCommitter, "commit"),
-        (BackfillCommitter, "staged"),
+        (BackfillCommitter, "mark_staged"),
         (Backfill, "_audit"),
     ]
-    for owner, name in (*points, (backfill_commit, "_publish"), (backfill_commit, "bring")):
+    for owner, name in (*points, (backfill_commit, "_publish"), (backfill_commit, "commit_to_routed_tables")):
         with monkeypatch.context() as patch:
             kill_after(patch, owner, name)
             with pytest.raises(Killed, match=name):

@@ -54,7 +54,7 @@ def beyond(state: StreamState) -> dict[str, str]:
 
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
     landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
-    process = WriterProcess(ProcessState.NEVER if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
+    process = WriterProcess(ProcessState.NEVER_LAUNCHED if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
     return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=Landed(**landed)), **changes)
 
 
