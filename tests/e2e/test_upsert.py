@@ -231,7 +231,7 @@ def test_dead_letters_are_merged_in_their_order_once_the_declaration_is_fixed(
     assert frazil("dlq", "replay", "events").stdout.startswith("Stream events: 0 dead letters are merged now; 1 failed")
     frazil("reset", "events", "--to", "earliest", "--yes")
     left = frazil("dlq", "replay", "events", "--dry-run")
-    assert "1 dead letter of stream events is left to the writer" in left.stderr
+    assert "1 dead letter of stream events is left out: the stream's writer will read its record" in left.stderr
     assert left.stdout == "Stream events: nothing to replay, for all dead letters are left out.\n"
 
 

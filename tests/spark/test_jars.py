@@ -105,7 +105,7 @@ def test_progress_says_how_many_jars_and_megabytes(
 ) -> None:
     assert repository.is_dir()
     jars.ensure("both", lock_file)
-    assert "fetching 2 jars of both (0 MB)" in capsys.readouterr().err
+    assert "downloading 2 jars of both (0 MB)" in capsys.readouterr().err
 
 
 def test_two_processes_that_fetch_at_once_both_get_the_jars(repository: Path, lock_file: Path) -> None:
