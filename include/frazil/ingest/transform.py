@@ -118,8 +118,8 @@ class TransformedDecoder:
 
         try:
             return self._query(whole_query(self._transform), records)
-        except (duckdb.DataError, duckdb.InvalidInputException):
-            return None
+        except (duckdb.DataError, duckdb.InvalidInputException, UnicodeDecodeError):
+            return None  # DuckDB may cut its message within a character
 
     def _without_failing(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
         """Find the records for which an expression fails, and transform the others.
@@ -146,7 +146,7 @@ class TransformedDecoder:
         query = selecting(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
         try:
             suspect: NDArray[np.bool_] = self._query(query, records).column(0).to_numpy()
-        except duckdb.Error:  # the condition itself fails, or it uses rows of UNNEST
+        except (duckdb.Error, UnicodeDecodeError):  # the condition itself fails, or it uses rows of UNNEST
             return everything
         return suspect
 

@@ -395,6 +395,13 @@ def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression:
     assert "constant" in refusal(f"SELECT {expression} AS a FROM records")
 
 
+def test_a_failure_whose_message_is_cut_within_a_character_is_that_of_its_record() -> None:
+    spec = stream("SELECT octet_length(from_hex(txt))::BIGINT AS a FROM records")
+    found = transformed(spec, [{"txt": "00"}, {"txt": "😀"}, {"txt": "é"}, {"txt": "0000"}])
+    assert found.rows.column("a").to_pylist() == [1, 2]
+    assert [(r.index, r.error_class) for r in found.rejections] == [(1, "TransformFailed"), (2, "TransformFailed")]
+
+
 @pytest.mark.parametrize(
     "expression",
     [
