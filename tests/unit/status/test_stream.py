@@ -134,7 +134,7 @@ def test_a_renamed_table_is_reported_as_renamed_and_not_as_one_that_is_yet_to_be
     load_catalog(None).rename_table("demo.ticks", "demo.tocks")
     found = stream_state(spec, now_ms=now())
     assert (found.state, on_page(spec, found).word) == (State.NO_TABLE, "no table")
-    assert "If it was renamed, rename demo.tocks back to demo.ticks" in found.sentence
+    assert "rename demo.tocks back to demo.ticks or declare `table: demo.tocks`" in found.sentence
     assert in_status(tmp_path)["rows"] == "missing"
 
 

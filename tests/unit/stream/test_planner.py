@@ -349,7 +349,7 @@ def test_a_topic_made_again_is_reported_with_the_records_of_the_old_one_that_wer
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
-    with pytest.raises(TopicRecreated, match=r"stand\. 200 records that Kafka had before had not been read$"):
+    with pytest.raises(TopicRecreated, match=r"positions\. 200 records that Kafka had before had not been read$"):
         world.after(15)
 
 
