@@ -139,6 +139,8 @@ def _missing(e: Evidence) -> Iterable[Finding]:
 
 def _dropped(e: Evidence) -> Iterable[Finding]:
     """Compare the number of dropped records in the commit records with the records in the tables and in Kafka."""
+    if not any(r.dropped for r in e.ranges):
+        return
     there = e.rows.seen | e.dead_letters.seen
     more = (there.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
     wrong = sum(max(0, n) for n in more) if counted_once(e) else 0

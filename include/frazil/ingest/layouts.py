@@ -15,13 +15,11 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from frazil.ingest.beside_value import value_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, Target, is_routed
-from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded, Decoder
 from frazil.ingest.formats.json.types import OF_REST
-from frazil.ingest.opened import open_decoder
+from frazil.ingest.opened import filled_schema, open_decoder
 from frazil.ingest.routed_writers import other_names
 from frazil.spec.formats import envelope_of, format_of
 from frazil.spec.rules import NAMED_FIELDS
@@ -127,9 +125,8 @@ class TargetDecoder:
         if chunk.target not in self._made:
             context = context_of(self._context, chunk.target)
             schema = Schema.model_validate_json(context.main.schema_json)
-            filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-            beside_only = chunk.target == FIRST_PASS and not filled.fields
-            self._made[chunk.target] = _nothing if beside_only else open_decoder(context, schema)
+            needs_no_value = chunk.target == FIRST_PASS and not filled_schema(context, schema).fields
+            self._made[chunk.target] = _nothing if needs_no_value else open_decoder(context, schema)
         return self._made[chunk.target](chunk)
 
 

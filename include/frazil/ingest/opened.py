@@ -50,7 +50,11 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
 
         return transforming(context, record_schema(schema, context.coordinates))
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
-    filled = value_schema(record_schema(schema, context.coordinates), context.beside)
     hidden = withheld_paths(context, schema)
     make = partial(decoder, context.record_format, evolution=context.evolution, hidden=hidden)
-    return aliased(make, filled, units, context.aliases)
+    return aliased(make, filled_schema(context, schema), units, context.aliases)
+
+
+def filled_schema(context: StageContext, schema: Schema) -> Schema:
+    """Return the columns of a table with this schema that a record's value fills."""
+    return value_schema(record_schema(schema, context.coordinates), context.beside)
