@@ -158,15 +158,15 @@ class MissingExtra(EnvironmentUnusable, ImportError):
     """
 
 
-def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
+def subtypes(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
     """Return this error type and all its subtypes."""
-    return frozenset({of}).union(*(kinds(kind) for kind in of.__subclasses__()))
+    return frozenset({of}).union(*(subtypes(each) for each in of.__subclasses__()))
 
 
-NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartable and kind.exit_code > 1)
+NO_RESTART = frozenset(each.exit_code for each in subtypes() if not each.restartable and each.exit_code > 1)
 """Exit codes after which a restarted writer would fail in the same way. Does not include 1, a crash."""
 
 
-def words_of(error: Exception) -> str:
-    """Return an error as text. Unless it is one of frazil's errors, its type comes first, because it is informative."""
+def error_text(error: Exception) -> str:
+    """Return an error's message, preceded by its type unless it is one of frazil's errors."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

@@ -124,7 +124,7 @@ def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
     if not spec.source.properties:
         return {}
-    from frazil.kafka.properties import property_problems  # noqa: PLC0415 - librdkafka, only if needed
+    from frazil.kafka.client import property_problems  # noqa: PLC0415 - librdkafka, only if needed
 
     return property_problems(spec.source.properties)
 

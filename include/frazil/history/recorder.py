@@ -26,8 +26,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.history.objects import HistoryObject, HistoryStore
-from frazil.history.past import Part, StreamHistory
-from frazil.history.points import EventKind, HistoryEvent, Point
+from frazil.history.points import EventKind, HistoryEvent, Part, Point, StreamHistory
 from frazil.spec.units import counted
 from frazil.timetext import ago
 

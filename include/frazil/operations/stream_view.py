@@ -401,7 +401,7 @@ def downsample(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
     for point in points:
         at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)
-        found[at_ms] = before.then(point) if before else _widen(point, at_ms, shown.span_ms)
+        found[at_ms] = before.add(point) if before else _widen(point, at_ms, shown.span_ms)
     if found:
         at_ms, last = found.popitem()
         found[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))

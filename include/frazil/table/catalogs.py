@@ -39,7 +39,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
 import frazil.pyiceberg_fixes.manifests  # noqa: F401 - readers of manifests open a catalog
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, error_text
 from frazil.extras import extras_named
 from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
@@ -207,8 +207,8 @@ def explain_table_error(error: Exception) -> str:
     If access is denied, it also says what to do.
     """
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
-        return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"
-    return words_of(error)
+        return f"access denied ({error_text(error)}): grant frazil's user read and write access to the table"
+    return error_text(error)
 
 
 @contextmanager
