@@ -1,5 +1,4 @@
-"""Starts and stops servers on a development machine. Each runs in its own session, and a record in a file identifies
-it.
+"""Starts and stops servers on a development machine, each in its own session and identified by a record in a file.
 
 A record has the server's pid and start time, so that another process that reuses the pid is never signalled. It is
 written before a signal can interrupt the caller. So after a Ctrl-C, a `kill -9` or a reboot, the folder of records
@@ -20,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 import psutil
@@ -34,6 +32,7 @@ VARIABLES = frozenset(
 )
 """Environment variables that are passed to embedded servers."""
 RECORD_SUFFIX = ".process.json"
+PORT_FILE = "port"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
@@ -75,9 +74,7 @@ class Embedded(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -91,15 +88,16 @@ class EmbeddedServer(Embedded):
     STOP_GRACE_S: ClassVar[float] = 20
     folder: Path
     log: Path
+    port: int
 
     @property
     @abstractmethod
     def address(self) -> str:
         """The address of the server, for clients."""
 
-    @abstractmethod
     def _wanted_ports(self) -> str:
-        """Describe the server's actual ports if it is already running on other ports than requested; else return ""."""
+        """Describe the requested ports if the server is already running on others; otherwise return ""."""
+        return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
 
     @abstractmethod
     def _launch(self) -> None:
@@ -123,8 +121,8 @@ class EmbeddedServer(Embedded):
             self._launch()
         elif wanted := self._wanted_ports():
             raise EnvironmentUnusable(
-                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first "
-                "(`frazil dev down`), or do not ask for ports."
+                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or do not give "
+                "ports."
             )
         try:
             self._wait_until_ready()
@@ -154,12 +152,18 @@ class EmbeddedServer(Embedded):
             if missing is None:
                 return
             if time.monotonic() > deadline:
-                said = f": {missing}" if missing else ""
+                reason = f": {missing}" if missing else ""
                 raise EnvironmentUnusable(
-                    f"{self.TITLE} does not answer on {self.address} after {self.READY_WITHIN_S:g} s{said}; "
+                    f"{self.TITLE} does not answer on {self.address} after {self.READY_WITHIN_S:g} s{reason}; "
                     f"see {self.log}."
                 )
             time.sleep(_POLL_S)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    file.touch(mode=0o600)
+    file.write_text(text)
 
 
 def server_environment() -> dict[str, str]:
@@ -264,6 +268,18 @@ def last_lines(log: Path, count: int = 5) -> str:
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+
+
+def last_port(folder: Path) -> int | None:
+    """Return the port that a server used at its last start in this folder; None before the first start."""
+    file = folder / PORT_FILE
+    return int(file.read_text()) if file.is_file() else None
+
+
+def record_port(folder: Path, port: int) -> None:
+    """Store the port that a server uses, for `last_port`. Creates the folder."""
+    make_folder(folder)
+    (folder / PORT_FILE).write_text(str(port))
 
 
 def free_port() -> int:

@@ -53,8 +53,8 @@ class SparkMaster(process.EmbeddedServer):
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
-                found: dict[str, Any] = answer.json()
-                return found
+                state: dict[str, Any] = answer.json()
+                return state
         return {}
 
     def workers(self) -> list[str]:
