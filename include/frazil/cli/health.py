@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import Asking, json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
+from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
+from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, with_subject
 from frazil.cli.status import AT_ONCE
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
@@ -87,7 +87,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Example:
       frazil health demo.flights --deep
     """
-    now_ms, asking = clock.now_ms(), Asking()
+    now_ms, asking = clock.now_ms(), CatalogRequests()
     specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
@@ -130,7 +130,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _with_missing(
-    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
+    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     """Add the reports of tables that streams once had and catalogs have lost, with the reason. Tables of templates come
     last.
@@ -201,7 +201,7 @@ def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Ta
     return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
 
 
-def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedTable], list[TableReport]]:
+def _made(specs: Sequence[StreamSpec], asking: CatalogRequests) -> tuple[list[MaintainedTable], list[TableReport]]:
     """Return the tables that routes may have created, and a report for each route whose tables cannot be listed."""
     made: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
@@ -223,7 +223,9 @@ def _problem(error: Exception) -> str:
     return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _report_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
+def _report_if_possible(
+    asking: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
+) -> TableReport | None:
     """Measure a table.
 
     Returns None if the table has a name that fits the route's template but was not created by the route.
@@ -236,7 +238,7 @@ def _report_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: 
         return TableReport(maintained.name, maintained.kind, problem=_problem(error))
 
 
-def _stream_report(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+def _stream_report(asking: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
     away = asking.is_silent(spec.table.catalog)
     state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=away)
     seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
@@ -263,7 +265,10 @@ def _show(found: Sequence[TableReport], of_streams: Mapping[str, Sequence[str]],
         echo_table(columns, [tuple(of[name] for name in columns) for of in cells], numbers=frozenset(COLUMNS[1:7]))
     for report in found:
         echo_lines(
-            [*([said_of(report.table, report.problem)] if report.problem else []), *(r.sentence for r in report.beyond)]
+            [
+                *([with_subject(report.table, report.problem)] if report.problem else []),
+                *(r.sentence for r in report.beyond),
+            ]
         )
 
 

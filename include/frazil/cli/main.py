@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": "frazil.cli.doctor:doctor",
     "infer": "frazil.cli.infer:infer",
     "validate": "frazil.cli.validate:validate",
-    "preview": "frazil.cli.preview:preview",
+    "preview": "frazil.cli.records:preview",
     "run": "frazil.cli.run:run",
     "status": "frazil.cli.status:status",
     "health": "frazil.cli.health:health",
@@ -45,13 +45,13 @@ COMMANDS = {
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
     "dlq": "frazil.cli.dlq:dlq",
-    "reveal": "frazil.cli.reveal:reveal",
+    "reveal": "frazil.cli.records:reveal",
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.maintain:orphans",
     "catalog": "frazil.cli.catalog:catalog",
     "register": "frazil.cli.catalog:register",
     "package": "frazil.cli.catalog:package",
-    "completion": "frazil.cli.completion:completion",
+    "completion": "frazil.cli.options:completion",
 }
 
 WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", "preview", "reveal", "validate"})
@@ -116,8 +116,8 @@ def _full_disk_named() -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise EnvironmentUnusable(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Make room on its disk, then run this "
-            f"again (FRAZIL_HOME is {home()})"
+            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Make room on its disk, then run the "
+            f"command again (FRAZIL_HOME is {home()})"
         ) from error
 
 

@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import CommandOutput, ask, said_of
+from frazil.cli.output import CommandOutput, ask, with_subject
 from frazil.commit import following
 from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
@@ -150,7 +150,7 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(said_of(behind.target, behind.reason))
+        output.say(with_subject(behind.target, behind.reason))
     for dropped in found.dropped:
         output.say(dropped.reason)
     for table in found.ahead:

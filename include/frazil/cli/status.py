@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
+from frazil.cli.output import build_table, echo, echo_json, echo_lines, field_lines, is_narrow, watch
 from frazil.errors import SpecError
 from frazil.home import full_disk, home
 from frazil.host.heartbeat import Phase
@@ -72,7 +72,7 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     if every_s is not None:
         if as_json:
             raise click.UsageError("--watch is for people: a program calls `frazil status --json` as often as it likes")
-        watched(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
+        watch(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
         return
     report = _read(stream, streams_folder)
     if as_json:
@@ -104,12 +104,12 @@ class Report:
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            lines += [line for one in self.found for line in fields_of(_fields(one, self.left, now_ms=self.now_ms))]
+            lines += [line for one in self.found for line in field_lines(_fields(one, self.left, now_ms=self.now_ms))]
         else:
             columns = [name for name in COLUMNS if not (name in WIDE_ALONE and is_narrow())]
             cells = [_cells(one, now_ms=self.now_ms) for one in self.found]
             rows = [tuple(of[name] for name in columns) for of in cells]
-            lines.append(table_of(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
+            lines.append(build_table(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
         return [*lines, *_sentences(self.found)]
 
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import admin as confluent_admin
@@ -105,7 +106,8 @@ class AdminClient(confluent_admin.AdminClient):
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_unused_clients()
         self._connection_errors = _ConnectionErrors()
-        super().__init__({**properties, "error_cb": self._connection_errors.add})
+        settings: dict[str, Any] = {**properties, "error_cb": self._connection_errors.add}
+        super().__init__(settings)
 
     def connection_errors(self) -> list[KafkaError]:
         """Return the recent connection errors since the last answer, newest last."""

@@ -25,7 +25,7 @@ from pyiceberg.types import NestedField, StringType
 from frazil.audit.run import audit_stream
 from frazil.cli import options as asking
 from frazil.cli.main import frazil
-from frazil.cli.output import lines_of
+from frazil.cli.output import split_commands
 from frazil.commit import marker_change
 from frazil.commit.followers import COMMIT_GRACE_MS, Followers
 from frazil.commit.marker import property_name
@@ -163,7 +163,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
     catalog.purge_table(table) if purged else catalog.drop_table(table)
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     assert (dropped["target"], f"--give-up {table}" in dropped["reason"]) == (table, True)
-    assert lines_of(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
+    assert split_commands(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert dropped["reason"] in status["problems"]
     for words in (("health",), ("health", table)):
@@ -172,7 +172,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
         assert (missing["table"], missing["problem"], health.exit_code) == (table, dropped["reason"], 25)
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
-        assert "\n".join(lines_of(dropped["reason"])) in people
+        assert "\n".join(split_commands(dropped["reason"])) in people
     assert (status["amiss"], dropped["amiss"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
