@@ -10,7 +10,7 @@ import click
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.run import Audit
-from frazil.cli.options import DurationText, MomentText, json_option, stream_argument, streams_option
+from frazil.cli.options import DurationText, MomentText, stream_options
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
 from frazil.commit.period import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
@@ -24,9 +24,7 @@ NOT_COMPARED = 3
 
 
 @click.command()
-@stream_argument()
-@streams_option
-@json_option
+@stream_options
 @click.option(
     "--source/--no-source",
     "with_source",

@@ -19,9 +19,7 @@ from frazil.cli.options import (
     MomentText,
     OffsetsText,
     current_user,
-    json_option,
-    stream_argument,
-    streams_option,
+    stream_options,
     yes_option,
 )
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
@@ -47,9 +45,7 @@ class Bound(click.ParamType[datetime | Offsets]):
 
 
 @click.command()
-@stream_argument()
-@streams_option
-@json_option
+@stream_options
 @click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")
 @click.option("--to", "end", type=Bound(), help="Exclusive end. Default: the live stream's position.")
 @click.option("--event-from", type=MomentText(), help="Only rows with this event time or later.")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from frazil import clock
-from frazil.cli.options import check_reason, current_user, json_option, stream_argument, streams_option
+from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
 from frazil.commit.former_table import lost_or_replaced
 from frazil.host.launcher import ProcessState
@@ -30,7 +30,7 @@ _reason_option = click.option(
 )
 
 
-def _for_each_stream(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
+def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
     """Add the common options to a command. With the name of a shared application, it runs for each of its streams."""
 
     @wraps(command)
@@ -47,7 +47,7 @@ def _for_each_stream(command: Callable[..., DesiredStore]) -> Callable[..., Any]
             }
         )
 
-    return cast(Callable[..., Any], stream_argument()(streams_option(_reason_option(json_option(each)))))
+    return stream_options(_reason_option(each))
 
 
 @click.command()

@@ -14,15 +14,7 @@ from frazil import clock
 from frazil.backfill.commit import find_unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import (
-    MomentText,
-    check_reason,
-    current_user,
-    json_option,
-    stream_argument,
-    streams_option,
-    yes_option,
-)
+from frazil.cli.options import MomentText, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import count_by_day, read_samples
@@ -52,17 +44,14 @@ def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[s
     return reasons
 
 
-def _selection_options(command: Callable[..., None]) -> Callable[..., None]:
+def _selection_options(command: Callable[..., None]) -> Any:
     """Add the stream argument, the common options, and the options that select dead letters to a command."""
     options = (
-        stream_argument(),
-        streams_option,
-        json_option,
         click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
         click.option("--from", "begin", type=MomentText(), help="Only dead letters rejected at this time or later."),
         click.option("--to", "end", type=MomentText(), help="Only dead letters rejected earlier."),
     )
-    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
+    return stream_options(reduce(lambda decorated, option: option(decorated), reversed(options), command))
 
 
 @click.group()

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import json_option, stream_argument, streams_option, yes_option
+from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit.opened import read_stream
 from frazil.errors import SpecError
@@ -36,12 +36,10 @@ class RenameText(click.ParamType[tuple[str, str]]):
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
 @click.option("--drop", "drops", multiple=True, help="A column to drop.")
 @yes_option
-@json_option
 def evolve(  # noqa: PLR0913 - one for each option
     stream: str,
     streams_folder: Path,

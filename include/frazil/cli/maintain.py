@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, streams_option, table_argument
+from frazil.cli.options import table_options
 from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
@@ -54,9 +54,7 @@ class ActionsText(click.ParamType[tuple[Action, ...]]):
 
 
 @click.command()
-@table_argument()
-@streams_option
-@json_option
+@table_options
 @click.option("--actions", type=ActionsText(), default=",".join(Action), show_default=True, help="Only these.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
@@ -167,9 +165,7 @@ def _show_partitions(plan: CompactionPlan) -> None:
 
 
 @click.command()
-@table_argument()
-@streams_option
-@json_option
+@table_options
 @click.option("--delete", is_flag=True, help="Delete the files that an earlier run with --delete also found.")
 def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
     """Show, or delete, files of TABLE that nothing references.

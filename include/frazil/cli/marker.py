@@ -16,9 +16,7 @@ from frazil.cli.options import (
     MomentText,
     OffsetsText,
     current_user,
-    json_option,
-    stream_argument,
-    streams_option,
+    stream_options,
     yes_option,
 )
 from frazil.cli.output import CommandOutput, ask
@@ -48,8 +46,7 @@ from frazil.timetext import utc
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @click.option(
     "--to",
     required=True,
@@ -64,7 +61,6 @@ from frazil.timetext import utc
     help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Other partitions stay.',
 )
 @yes_option
-@json_option
 def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **wanted: Any) -> None:
     """Choose where STREAM continues to read.
 
@@ -147,10 +143,8 @@ def _print_moves(
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @yes_option
-@json_option
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
@@ -210,10 +204,8 @@ def _earlier_readers(
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @yes_option
-@json_option
 def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Remove everything that frazil keeps of STREAM, except its rows.
 

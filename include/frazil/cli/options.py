@@ -133,6 +133,16 @@ def stream_argument(**options: Any) -> Callable[[Any], Any]:
     return click.argument("stream", shell_complete=_complete_streams, **options)
 
 
+def stream_options(command: Callable[..., Any]) -> Any:
+    """Add the argument STREAM, and the options --streams and --json, which most commands have."""
+    return stream_argument()(streams_option(json_option(command)))
+
+
+def table_options(command: Callable[..., Any]) -> Any:
+    """Add the argument TABLE, and the options --streams and --json."""
+    return table_argument()(streams_option(json_option(command)))
+
+
 def table_argument(**options: Any) -> Callable[..., Any]:
     """Add the argument TABLE; a shell completes the tables of declared streams."""
     return click.argument("table", shell_complete=_complete_tables, **options)

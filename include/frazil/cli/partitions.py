@@ -11,7 +11,7 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import check_reason, current_user, json_option, streams_option, table_argument
+from frazil.cli.options import check_reason, current_user, table_options
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_until_us, format_time
@@ -53,9 +53,7 @@ class Partitions:
 
 
 @click.command()
-@table_argument()
-@streams_option
-@json_option
+@table_options
 @click.option("--last", default=24, show_default=True, help="How many of the latest signalled windows to show.")
 @click.option(
     "--send-again",

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import json_option, stream_argument, stream_options, streams_option
 from frazil.cli.output import echo, echo_json
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
@@ -20,9 +20,7 @@ from frazil.spec.units import counted
 
 
 @click.command()
-@stream_argument()
-@streams_option
-@json_option
+@stream_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of records.")
 def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> None:
     """Show what would become of the newest records of STREAM: rows, dead letters, or dropped by the transform.

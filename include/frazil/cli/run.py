@@ -28,7 +28,7 @@ import click
 from frazil import clock
 from frazil.cli.foreground import Terminal, Totals, WaitReporter, WriterPipe, batch_document
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import stream_options
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.home import full_disk, run_folder
@@ -61,15 +61,13 @@ MAX_ERROR_CHARACTERS = 300
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @click.option(
     "--until-caught-up",
     is_flag=True,
     help="End when everything that is in Kafka now is committed; for a "
     "stream with a route, also wait until its tables have their rows, up to route.lag.",
 )
-@json_option
 def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bool) -> None:
     """Write STREAM into its table, in the foreground.
 

@@ -494,7 +494,7 @@ def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
 
 
 def test_watching_is_for_terminals_and_for_people(streams: Path) -> None:
-    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "is for people")):
+    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "excludes --json")):
         result = CliRunner().invoke(frazil, ["status", "--streams", str(streams), *options])
         assert result.exit_code == 2
         assert reason in result.output
