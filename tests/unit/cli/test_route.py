@@ -221,7 +221,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert any(behind["reason"] in said for said in status["problems"])
     assert status["amiss"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
-    assert "was not made for these rows, and stays as it is" in done.output
+    assert "was not created for these rows, and stays as it is" in done.output
     assert given_up_again(tmp_path, "shop.raw_a") == "No row of a batch waits for shop.raw_a: nothing is given up.\n"
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
@@ -461,7 +461,7 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
-    assert str(done.exception) == f"table {table} is not in the route of 'shop'; none of its tables is missing rows"
+    assert str(done.exception) == f"table {table} is not in the route of 'shop'; no table is missing rows"
     load_catalog(None).drop_table("shop.orders")
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert str(done.exception).endswith("; those that are missing rows, or were dropped: shop.orders")
