@@ -136,7 +136,6 @@ class MissingExtra(EnvironmentUnusable, ImportError):
 
 
 def subtypes(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
-    """Return this error type and all its subtypes."""
     return frozenset({of}).union(*(subtypes(each) for each in of.__subclasses__()))
 
 

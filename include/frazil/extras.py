@@ -43,7 +43,7 @@ def require(module: str, *, extra: str | None = None) -> None:
 
 
 @contextmanager
-def extras_named() -> Iterator[None]:
+def report_missing_extras() -> Iterator[None]:
     """Convert a failed import of an extra's module to MissingExtra. Any other error is raised unchanged."""
     try:
         yield

@@ -201,7 +201,6 @@ def _untag(name: str, tables: Tables) -> None:
 
 
 def select(engine: Engine, catalog: str, table: CutTable) -> str:
-    """Return a SELECT statement that reads the table's snapshot in the cut."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]

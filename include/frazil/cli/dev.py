@@ -119,7 +119,6 @@ def up(  # noqa: PLR0913 - a command's options
 
 
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
-    """Print the settings that streams need to connect to the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         output.say(f"\nBy default, streams connect to Kafka on port {DEFAULT_KAFKA_PORT}. To change this:\n")
         output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")

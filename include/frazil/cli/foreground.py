@@ -222,7 +222,6 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
-    """Return a committed batch as a JSON document."""
     counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 

@@ -19,7 +19,7 @@ from frazil.cli import light
 from frazil.cli.options import JSON
 from frazil.cli.output import echo, echo_json
 from frazil.errors import EnvironmentUnusable, FrazilError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.home import home
 from frazil.table.configuration import check_configuration
 
@@ -129,7 +129,7 @@ def main() -> None:
     """
     light.begin_light()
     try:
-        with extras_named(), _full_disk_named():
+        with report_missing_extras(), _full_disk_named():
             frazil()
     except FrazilError as error:
         echo(f"{type(error).__name__}: {error}", err=True)

@@ -139,7 +139,6 @@ def stream_options(command: Callable[..., Any]) -> Any:
 
 
 def table_options(command: Callable[..., Any]) -> Any:
-    """Add the argument TABLE, and the options --streams and --json."""
     return table_argument()(streams_option(json_option(command)))
 
 

@@ -228,7 +228,6 @@ def _record_current_table(opened: OpenStream, table: str) -> None:
 
 
 def _check_routed(opened: OpenStream, default_marker: Marker, found: _Differences, table: str) -> None:
-    """Raise SpecError if the table does not belong to the route."""
     spec, marker = opened.spec, property_name(default_marker.stream)
     if table in found.tables() or _was_given_up(opened, table):
         return

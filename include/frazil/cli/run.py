@@ -30,7 +30,7 @@ from frazil.cli.foreground import Terminal, Totals, WaitReporter, WriterPipe, ba
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import stream_options
 from frazil.errors import FrazilError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.home import full_disk, run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import KILLED, record_exit
@@ -202,7 +202,6 @@ class Follower:
             self._request_end()
 
     def _request_end(self) -> None:
-        """Ask the writer to end after the current batch."""
         self._end_requested = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
@@ -224,7 +223,7 @@ def _run_writer(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         redirect(folder / LOG_FILE)
         Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
-        with extras_named():
+        with report_missing_extras():
             write(pipe)
         code = 0
     except SystemExit as end:

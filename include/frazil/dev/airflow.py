@@ -95,7 +95,6 @@ class EmbeddedAirflow(process.Embedded):
         return AirflowClient(self.url, user=user, password=self.password_for(user))
 
     def token(self, user: str = "admin") -> str:
-        """Return a new bearer token for the REST API."""
         return self.client(user).token()
 
     def log(self, component: Component) -> Path:
@@ -148,7 +147,6 @@ class EmbeddedAirflow(process.Embedded):
         process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
-        """Kill one component, as in a crash."""
         if server := self.server(component):
             process.kill(server)
 

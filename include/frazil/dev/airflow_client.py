@@ -93,7 +93,6 @@ class AirflowClient:
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
-        """Return the task instances of a run."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:

@@ -312,7 +312,6 @@ def require_free_port(port: int, *, what: str, option: str) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -58,7 +58,6 @@ class SparkMaster(process.EmbeddedServer):
         return {}
 
     def workers(self) -> list[str]:
-        """Return the addresses of the live workers."""
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod

@@ -21,7 +21,7 @@ from frazil.errors import (
     TableLost,
     TopicMissing,
 )
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
@@ -189,7 +189,7 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
-        with extras_named():
+        with report_missing_extras():
             catalog = load_catalog(spec.table.catalog)
             with removing_empty_folders(catalog, spec):
                 if spec.commit.atomic:

@@ -174,7 +174,6 @@ def _one_line(error: Exception) -> str:
 
 
 def encode(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
-    """Return one part of a history as JSON."""
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is Part.HAPPENED:
         value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]

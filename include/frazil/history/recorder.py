@@ -73,7 +73,6 @@ class Recorder:
         self._objects = objects
 
     def take(self, event: Event) -> None:
-        """Receive one event."""
         with self._lock:
             if point := self._point(event):
                 self._changed.add(self._past.add(point))
@@ -84,12 +83,10 @@ class Recorder:
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
-        """Record that the writer ended with this error."""
         with self._lock:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `write` should be called now."""
         if self._objects is None or self._epoch is None or not self._changed:
             return False
         if self._failed_ms is not None:

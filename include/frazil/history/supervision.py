@@ -65,7 +65,6 @@ class Supervision:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the current write ends."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -126,7 +126,6 @@ class KafkaOffsets:
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:
-        """Return the cluster's topics that currently match the pattern."""
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
         if len(found) > MAX_TOPICS:
             raise SpecError(

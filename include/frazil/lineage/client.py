@@ -68,7 +68,6 @@ class Client:
         self._client = OpenLineageClient()
 
     def send(self, state: State, at_ms: int, facts: RunFacts) -> None:
-        """Send one event."""
         self._client.emit(
             RunEvent(
                 eventTime=datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(),

@@ -69,7 +69,6 @@ class StreamLineage:
         self._load = load
 
     def take(self, event: Event) -> None:
-        """Receive one event."""
         with self._lock:
             match event.what:
                 case EpochBegan(marker=marker):
@@ -89,7 +88,6 @@ class StreamLineage:
             self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `write` should be called now."""
         if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:

@@ -18,7 +18,7 @@ from pyiceberg.types import TimestamptzType
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
-from frazil.quality.pages import GateRun, write_pages
+from frazil.quality.pages import page_path, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
 from frazil.spec.type_ends import rows_between
 from frazil.table.catalogs import catalog_config, catalog_errors, open_existing_catalog, spark_properties
@@ -160,9 +160,10 @@ def evaluate(
         engine = "arrow" if window.max_rows() <= MAX_ARROW_ROWS else "spark"
     rows, validation = _evaluate_rows(suite, window, start_session(request) if engine == "spark" else None)
     failures = validation.failures if validation else ()
-    run = GateRun(request, now, rows, failures, engine, round(time.monotonic() - began, 1))
-    page = write_pages(run, validation.html if validation else "")
-    return GateResult(not failures, rows, failures, str(page), engine, round(time.monotonic() - began, 3))
+    page, seconds = str(page_path(request, now)), round(time.monotonic() - began, 3)
+    result = GateResult(not failures, rows, failures, page, engine, seconds)
+    write_pages(request, result, now, expectations=validation.html if validation else "")
+    return result
 
 
 def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, Validation | None]:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from frazil.errors import exit_on_error
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.remote.driver_environment import remove_catalog_config, set_up_home
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     arguments = parser.parse_args()
     set_up_home(os.environ, Path.cwd())
     try:
-        with exit_on_error(), extras_named():
+        with exit_on_error(), report_missing_extras():
             from frazil.remote.driver import drive  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
             return drive(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)

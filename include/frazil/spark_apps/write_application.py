@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from frazil.errors import exit_on_error
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.table.configuration import check_configuration
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
     arguments = parser.parse_args()
-    with exit_on_error(), extras_named():
+    with exit_on_error(), report_missing_extras():
         check_configuration()
         from frazil.application.main import run_application  # noqa: PLC0415 - as in write_stream.py
     return run_application(arguments.name, arguments.streams, until_caught_up=arguments.until_caught_up)

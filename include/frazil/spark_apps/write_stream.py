@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from frazil.errors import exit_on_error
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_free
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
     arguments = parser.parse_args()
-    with exit_on_error(), extras_named():
+    with exit_on_error(), report_missing_extras():
         check_configuration()
         from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 

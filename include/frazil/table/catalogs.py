@@ -40,7 +40,7 @@ from urllib3.exceptions import TimeoutError as HttpTimeout
 
 import frazil.pyiceberg_fixes.manifests  # noqa: F401 - readers of manifests open a catalog
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, error_text
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
 from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
@@ -319,7 +319,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
     check_storage(config.name, config.properties.get("warehouse", ""))
     try:
-        with extras_named():
+        with report_missing_extras():
             catalog = _create_client(kind, config)
     except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
         raise

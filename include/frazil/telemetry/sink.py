@@ -52,7 +52,6 @@ class StreamMetrics:
             self._meters.forget(gauge, self._labels)
 
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
-        """Receive one event."""
         add, set_, labels = self._meters.add, self._meters.set, self._labels
         match event.what:
             case PhaseBegan() if self._in_outage:

@@ -37,7 +37,6 @@ class Telemetry:
 
     @classmethod
     def from_environment(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        """Return the telemetry that the environment configures."""
         return cls(Settings.load(environment), application=application)
 
     def __enter__(self) -> Telemetry:
