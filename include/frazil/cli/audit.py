@@ -108,7 +108,7 @@ def _show(result: Audit, *, with_source: bool) -> None:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
         _show_offsets(result, with_source=with_source)
-    reason = None if result.wrong or result.complete or not result.batches else _uncompared(result)[0]
+    reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
     echo(_summary(result))
@@ -149,7 +149,7 @@ def _summary(result: Audit) -> str:
     if not (result.batches or result.window or rows):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows what waits."
     if not result.complete:
-        reason, *others = _uncompared(result)
+        reason, *others = _not_compared_findings(result)
         where = "" if reason.where == result.stream else f"{reason.where}: "
         more = f"; and {counted(len(others), 'more note')}" if others else ""
         return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more}."
@@ -162,5 +162,5 @@ def _summary(result: Audit) -> str:
     return f"Stream {result.stream}: nothing is wrong."
 
 
-def _uncompared(result: Audit) -> list[Finding]:
+def _not_compared_findings(result: Audit) -> list[Finding]:
     return [f for f in result.findings if f.kind is FindingKind.NOT_COMPARED]

@@ -250,10 +250,10 @@ def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
 
 def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
     what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
-    gone = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
+    others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
-        gone += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{gone} {done.failed:,} failed again."
+        others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
+    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{others} {done.failed:,} failed again."
 
 
 def _shorten(text: str) -> str:

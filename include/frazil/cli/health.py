@@ -98,12 +98,12 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))
     else:
-        made, unlisted = _routed_tables(specs, requests)
-        tables = sorted([*maintained_tables(specs), *made], key=lambda each: each.name)
+        routed, unlisted = _routed_tables(specs, requests)
+        tables = sorted([*maintained_tables(specs), *routed], key=lambda each: each.name)
         with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
             results = pool.map(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
-            there = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
-        reports, unknown = _with_missing(there, specs, requests)
+            measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
+        reports, unknown = _with_missing(measured, specs, requests)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
@@ -202,14 +202,14 @@ def _routed_tables(
     specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[MaintainedTable], list[TableReport]]:
     """Return the tables that routes may have created, and a report for each route whose tables cannot be listed."""
-    made: list[MaintainedTable] = []
+    tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes(specs).items():
         try:
-            made += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
+            tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
             unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem(error)))
-    return made, unlisted
+    return tables, unlisted
 
 
 def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
@@ -256,7 +256,7 @@ def _show(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_narrow())]
         cells = [dict(zip(COLUMNS, _row(report, stream_rules.get(report.table, ())), strict=True)) for report in found]
-        echo_table(columns, [tuple(of[name] for name in columns) for of in cells], numbers=frozenset(COLUMNS[1:7]))
+        echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
     for report in found:
         problems = [with_subject(report.table, report.problem)] if report.problem else []
         echo_lines([*problems, *(reading.sentence for reading in report.beyond)])
@@ -274,7 +274,7 @@ def _row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
         rounded_bytes(one.manifest_list_bytes_per_file),
         rounded_bytes(one.metadata_bytes),
         f"{one.snapshots:,}",
-        _compacted(one),
+        _compacted_text(one),
         _state(report, stream_rules),
     )
 
@@ -295,7 +295,7 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "data files": f"{one.data_files:,}, {average} on average (target {target})",
         "data": f"{rounded_bytes(one.data_bytes)}, {counted(one.rows, 'row')}",
-        "recent files": _recent_words(one.recent),
+        "recent files": _recent_files_text(one.recent),
         "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
         "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of the rows there",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
@@ -303,16 +303,16 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
-        "compacted": f"{_compacted(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
+        "compacted": f"{_compacted_text(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
-            f"{_ago(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
+            f"{_ago_text(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
             for s in one.streams
         },
     }
 
 
-def _recent_words(recent: RecentFiles | None) -> str:
+def _recent_files_text(recent: RecentFiles | None) -> str:
     if recent is None:
         return "unknown"
     return (
@@ -331,10 +331,10 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
     if deletes := sum(p.delete_files for p in partitions):
         size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
-        gone = sum(len(p.deletes.dangling) for p in partitions)
+        dangling = sum(len(p.deletes.dangling) for p in partitions)
         echo(
-            f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {gone:,} of them "
-            "refer to data files that no longer exist"
+            f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {dangling:,} of "
+            "them refer to data files that no longer exist"
         )
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.deletes.due_files, -p.delete_files, p.path))
     columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "deleted rows", "ended at")
@@ -357,10 +357,10 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
         echo(f"and {counted(len(worst) - MAX_PARTITIONS, 'partition')} more, with fewer small files; --json has all")
 
 
-def _compacted(one: TableHealth) -> str:
+def _compacted_text(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
-    return "never" if at_ms is None else _ago(at_ms, one.at_ms)
+    return "never" if at_ms is None else _ago_text(at_ms, one.at_ms)
 
 
-def _ago(ms: int | None, now_ms: int) -> str:
+def _ago_text(ms: int | None, now_ms: int) -> str:
     return "unknown" if ms is None else f"{ago(now_ms - ms)} ago"

@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
-        light.imported()
+        light.end_light()
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -108,7 +108,7 @@ def frazil() -> None:
 
 
 @contextmanager
-def _full_disk_named() -> Iterator[None]:
+def _report_full_disk() -> Iterator[None]:
     """Raise EnvironmentUnusable if a file cannot be written because its disk is full."""
     try:
         yield
@@ -129,7 +129,7 @@ def main() -> None:
     """
     light.begin_light()
     try:
-        with report_missing_extras(), _full_disk_named():
+        with report_missing_extras(), _report_full_disk():
             frazil()
     except FrazilError as error:
         echo(f"{type(error).__name__}: {error}", err=True)

@@ -141,19 +141,19 @@ def _windows(key: str, grain: Grain) -> Sequence[Window]:
     return list(windows_between(grain, window.start_us, window.end_us))
 
 
-def _document(seen: Assessment, last: int) -> Partitions:
-    cursor, bound = seen.signals.cursor, complete_until_us(seen.feeds)
+def _document(assessment: Assessment, last: int) -> Partitions:
+    cursor, bound = assessment.signals.cursor, complete_until_us(assessment.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:
-        since = min([cursor.through_us - last * seen.grain.us, *cursor.held])
-        newest = seen.signals.newest(from_us=since, to_us=cursor.through_us)
+        since = min([cursor.through_us - last * assessment.grain.us, *cursor.held])
+        newest = assessment.signals.newest(from_us=since, to_us=cursor.through_us)
     return Partitions(
-        table=seen.signals.table,
-        window=seen.grain,
+        table=assessment.signals.table,
+        window=assessment.grain,
         complete_to=None if bound is None else format_time(bound),
         signalled_from=None if cursor is None else format_time(cursor.from_us),
         signalled_to=None if cursor is None else format_time(cursor.through_us),
-        waits_for=seen.decision.reason,
+        waits_for=assessment.decision.reason,
         held=tuple(w.key for w in sorted(newest) if not newest[w].sent),
         streams=tuple(
             SourceStream(
@@ -162,7 +162,7 @@ def _document(seen: Assessment, last: int) -> Partitions:
                 format_duration(timedelta(microseconds=f.lateness_us)),
                 f"{f.holding_back[0]}-{f.holding_back[1]}" if f.holding_back else None,
             )
-            for f in seen.feeds
+            for f in assessment.feeds
         ),
         signals=tuple(newest[w] for w in sorted(newest)),
     )

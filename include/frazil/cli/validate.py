@@ -172,8 +172,8 @@ def _line(spec: StreamSpec) -> str:
     layout = f"partitioned by {', '.join(spec.partition_by)}" if spec.partition_by else "not partitioned"
     line = f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
     with suppress(SpecError):
-        if made := _transform_columns(spec):
-            return f"{line}, transform makes {', '.join(f'{name}: {kind}' for name, kind in made.items())}"
+        if columns := _transform_columns(spec):
+            return f"{line}, transform makes {', '.join(f'{name}: {kind}' for name, kind in columns.items())}"
     return line
 
 

@@ -135,7 +135,7 @@ class EmbeddedKafka(process.EmbeddedServer):
             _format(java, properties, data)
         process.start(self.RECORD, [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         return None if process.answers(self.port) and _brokers(self.admin()) else ""
 
 

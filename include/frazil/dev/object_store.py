@@ -146,22 +146,22 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         command = [str(weed), "server", *_options(self._state, data, identities)]
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         s3_port, catalog_port = self._ports()
         fits = all(asked in (None, used) for asked, used in zip(self._requested, self._ports(), strict=True))
         return "" if fits else f"other ports than requested ({s3_port} for S3, {catalog_port} for the catalog)"
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
             catalog = requests.get(f"{self.catalog_uri}/v1/config", timeout=2)
             return None if catalog.status_code < 500 and self._create_buckets() else ""
         return ""
 
-    def _last_words(self) -> str:
+    def _end_reason(self) -> str:
         fatal = [
             found[1] for line in self.log.read_text(errors="replace").splitlines() if (found := _FATAL.match(line))
         ]
-        return fatal[-1] if fatal else super()._last_words()
+        return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
         """Create the two buckets if necessary. Returns whether both exist and accept an object.

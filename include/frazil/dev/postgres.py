@@ -109,7 +109,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
             whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
             raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {reason}")
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         import psycopg2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
         try:

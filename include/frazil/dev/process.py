@@ -95,7 +95,7 @@ class EmbeddedServer(Embedded):
     def address(self) -> str:
         """The address of the server, for clients."""
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         """Describe the requested ports if the server is already running on others; otherwise return ""."""
         return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
 
@@ -104,10 +104,10 @@ class EmbeddedServer(Embedded):
         """Start the server's process."""
 
     @abstractmethod
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         """Return None if the server is ready; otherwise the reason why it is not, or an empty string if unknown."""
 
-    def _last_words(self) -> str:
+    def _end_reason(self) -> str:
         """Return the lines of the log that say why the server ended."""
         return last_lines(self.log)
 
@@ -119,7 +119,7 @@ class EmbeddedServer(Embedded):
         """
         if self.server() is None:
             self._launch()
-        elif wanted := self._wanted_ports():
+        elif wanted := self._port_conflict():
             raise EnvironmentUnusable(
                 f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or do not give "
                 "ports."
@@ -147,8 +147,8 @@ class EmbeddedServer(Embedded):
         deadline = time.monotonic() + self.READY_WITHIN_S
         while True:
             if not self.server():
-                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {self._last_words()}")
-            missing = self._missing()
+                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {self._end_reason()}")
+            missing = self._not_ready_reason()
             if missing is None:
                 return
             if time.monotonic() > deadline:

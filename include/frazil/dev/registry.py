@@ -73,7 +73,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
         options = [f"-D{name}={value}" for name, value in settings.items()]
         process.start(self.RECORD, [java, *_JVM, *options, "-jar", program / _MAIN], records=self.folder, log=self.log)
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
             answer = requests.get(f"{self.url}/subjects", timeout=5)
             return None if answer.status_code in {200, 401} else f"it answers with {answer.status_code}"

@@ -118,9 +118,7 @@ class History:
     """A stream's history, as it could be read."""
 
     points: tuple[Point, ...] = ()
-    """Points, oldest first: ten-minute points for two weeks, one-minute points for the last hours. Times without a
-    writer have no point.
-    """
+    """Oldest first: ten-minute points for two weeks, one-minute points for hours. Without a writer, no points."""
     happened: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
     """Why part or all of the history could not be read; None if all was read."""
@@ -234,11 +232,11 @@ class StreamHistory:
 
 def _newest_events(happened: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
     """Return the newest events of each kind, oldest first."""
-    seen: Counter[EventKind] = Counter()
+    counts: Counter[EventKind] = Counter()
     kept = []
     oldest_first = sorted(happened, key=lambda what: what.at_ms)
     for what in oldest_first[::-1]:
-        seen[what.kind] += 1
-        if seen[what.kind] <= MAX_STREAM_EVENTS and abs(now_ms - what.at_ms) <= TENS_RETENTION_MS:
+        counts[what.kind] += 1
+        if counts[what.kind] <= MAX_STREAM_EVENTS and abs(now_ms - what.at_ms) <= TENS_RETENTION_MS:
             kept.append(what)
     return kept[::-1]
