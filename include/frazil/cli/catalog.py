@@ -54,7 +54,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
 
     Use this for a table that was dropped or lost, and whose files still exist. Error messages about such a table
     contain the whole command, with the table's newest metadata file. Changes no file. Refuses a table name that exists,
-    a table that the catalog has under another name, and, without --older, a file that is not the table's newest.
+    and a table that the catalog has under another name. Without --older, refuses all but the table's newest file.
 
     \b
     Example:

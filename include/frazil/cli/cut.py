@@ -113,8 +113,8 @@ def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tu
         if not changed:
             return histories, tables
     raise WriterBusy(
-        f"while the tables of stream {changed[0]!r} were loaded, a backfill or a replay of dead letters was published "
-        f"{LOAD_ATTEMPTS} times, so no cut of them is complete. Run the command again once these have ended"
+        f"no cut of stream {changed[0]!r} is complete: a backfill or a replay of dead letters was published during "
+        f"each of {LOAD_ATTEMPTS} attempts. Run the command again once these have ended"
     )
 
 

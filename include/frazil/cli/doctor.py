@@ -32,7 +32,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     """Check this machine, and the services that streams need.
 
     Checks Python, Java, jars, folders, ports, the tasks' Python, declarations, Kafka, catalogs and their storage
-    (conditional put included), clocks, and Airflow, and shows how to fix each fault. To test catalog and storage, it
+    (conditional put included), clocks, and Airflow. Shows how to fix each fault. To test catalog and storage, it
     creates a table and an object and removes them again; it changes nothing else.
 
     Exits with 1 if something is wrong. Warnings do not count.

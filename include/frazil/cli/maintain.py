@@ -60,8 +60,8 @@ class ActionsText(click.ParamType[tuple[Action, ...]]):
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
     """Compact TABLE, rewrite its manifests, and expire its snapshots, each where it is worth the effort.
 
-    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a table of a declared stream, as in
-    its file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
+    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a declared stream's table, as in its
+    file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
 
     Exits with 0 even if nothing was to be done or another commit won.
 

@@ -51,8 +51,8 @@ from frazil.timetext import utc
     "--to",
     required=True,
     type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
-    help="Where to continue: at the marker or the first offset Kafka still has; at the beginning or end of Kafka; "
-    "at a broker's time; at given offsets; or where the table itself is after a rollback.",
+    help="Where to continue: marker (or the first offset that Kafka still has), earliest or latest in Kafka, "
+    "timestamp (a broker's time), offsets, or table (where the table is after a rollback).",
 )
 @click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
@@ -64,10 +64,10 @@ from frazil.timetext import utc
 def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **wanted: Any) -> None:
     """Choose where STREAM continues to read.
 
-    Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Shows for each topic-partition what it skips
-    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then one
-    snapshot carries the new marker, with the next epoch. This fences a running writer: it ends within a minute, or
-    after the batch that it stages. No row is deleted.
+    Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
+    (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks, and commits
+    the new marker with the next epoch in one snapshot. This fences a running writer: it ends within a minute, or after
+    the batch that it stages. No row is deleted.
 
     \b
     Example:

@@ -37,8 +37,8 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     Reads files only: no broker, no catalog. Exits with 10 if there is an error.
 
     With --connect, the command also lists the topics, tries to read each topic, calls the schema registry, and opens
-    the catalog. To check whether catalog and storage can hold the stream and allow a writer's operations, it creates a
-    table and an object and removes them again.
+    the catalog. It creates a table and an object and removes them again, to check whether catalog and storage can hold
+    the stream and allow a writer's operations.
 
     \b
     Example:

@@ -133,7 +133,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _launch(self) -> None:
         weed = _find_weed()
-        s3_port, catalog_port = (asked or used for asked, used in zip(self._requested, self._ports(), strict=True))
+        s3_port, catalog_port = (chosen or used for chosen, used in zip(self._requested, self._ports(), strict=True))
         process.require_free_port(s3_port, what="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
         inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
@@ -148,7 +148,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _port_conflict(self) -> str:
         s3_port, catalog_port = self._ports()
-        fits = all(asked in (None, used) for asked, used in zip(self._requested, self._ports(), strict=True))
+        fits = all(chosen in (None, used) for chosen, used in zip(self._requested, self._ports(), strict=True))
         return "" if fits else f"other ports than requested ({s3_port} for S3, {catalog_port} for the catalog)"
 
     def _not_ready_reason(self) -> str | None:

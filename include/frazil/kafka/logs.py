@@ -1,7 +1,7 @@
 """Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
 
-A log can be truncated by an unclean leader election, by a disk that lost its newest segments, or by a broker that was
-restored from a backup. New records then reuse the lost offsets. Two signs reveal a truncation.
+An unclean leader election, a disk that lost its newest segments, or a broker that was restored from a backup can
+truncate a log. New records then reuse the lost offsets. Two signs reveal a truncation.
 
 First, a leader reports an end before an offset that was readable. A healthy leader never does this: a new leader
 returns `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
