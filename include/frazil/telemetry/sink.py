@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from frazil.events import (
-    BatchCommitted,
-    ChangesMerged,
-    EpochBegan,
-    Event,
-    FutureEventTimes,
-    LagMeasured,
-    NoticeGiven,
-    OutageMet,
-    PhaseBegan,
-    RecordsSkipped,
-    StallBegan,
-    StallEnded,
-    TableEvolved,
-    TablesBehind,
-    ThrottleEvaluated,
-)
+from frazil import events
+from frazil.events import BatchCommitted, Event, LagMeasured
 from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
 
@@ -54,41 +39,41 @@ class StreamMetrics:
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
         add, set_, labels = self._meters.add, self._meters.set, self._labels
         match event.what:
-            case PhaseBegan() if self._in_outage:
+            case events.PhaseBegan() if self._in_outage:
                 self._in_outage = False
                 set_(m.OUTAGE, labels, self._behind)
-            case OutageMet() if not self._in_outage:
+            case events.OutageMet() if not self._in_outage:
                 self._in_outage = True
                 set_(m.OUTAGE, labels, 1)
                 add(m.OUTAGES, labels)
-            case TablesBehind(names=names) if self._behind is not bool(names):
+            case events.TablesBehind(names=names) if self._behind is not bool(names):
                 self._behind = bool(names)
                 set_(m.OUTAGE, labels, self._in_outage or self._behind)
                 add(m.OUTAGES, labels, int(self._behind))
-            case EpochBegan(marker=marker):
+            case events.EpochBegan(marker=marker):
                 add(m.EPOCHS, labels)
                 self._merge_s = 0.0  # a merge of the last epoch may have had no result
                 self._set_watermark(marker.watermark_us)
-            case ChangesMerged(merge_s=merge_s):
+            case events.ChangesMerged(merge_s=merge_s):
                 self._merge_s += merge_s
             case BatchCommitted() as batch:
                 self._add_batch(event.at_ms, batch)
             case LagMeasured() as measured:
                 self._set_lag(measured)
-            case ThrottleEvaluated(reason=reason, stretch=stretch):
+            case events.ThrottleEvaluated(reason=reason, stretch=stretch):
                 set_(m.THROTTLED, labels, reason is not None)
                 set_(m.INTERVAL, labels, self._declared_s * stretch)
-            case StallBegan(stall=stall):
+            case events.StallBegan(stall=stall):
                 set_(m.STALLED, (*labels, stall.kind), 1)
-            case StallEnded(kind=kind):
+            case events.StallEnded(kind=kind):
                 set_(m.STALLED, (*labels, kind), 0)
-            case TableEvolved():
+            case events.TableEvolved():
                 add(m.EVOLUTIONS, labels)
-            case FutureEventTimes(rows=rows):
+            case events.FutureEventTimes(rows=rows):
                 add(m.FUTURE, labels, rows)
-            case RecordsSkipped():
+            case events.RecordsSkipped():
                 add(m.SKIPS, labels)
-            case NoticeGiven(replaces=""):
+            case events.NoticeGiven(replaces=""):
                 add(m.NOTICES, labels)
 
     def _add_batch(self, at_ms: int, batch: BatchCommitted) -> None:
