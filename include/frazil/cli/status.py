@@ -199,6 +199,10 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
 
 def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
     why = f" ({one.desired_reason})" if one.desired_reason else ""
+    waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
+    replayed = _counts_text(one.replayed)
+    beyond_ms = one.backpressure_ms
+    backpressure = f"a batch takes {ago(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
         "stream": one.name,
         "table": one.table,
@@ -206,8 +210,8 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "desired": (one.desired or "unknown") + why,
         "writer": reset_words(one, now_ms=now_ms) if one.reset_since_end else _writer_text(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
-        "lag": _lag_text(one),
-        **({} if one.backpressure_ms is None else {"backpressure": _backpressure_text(one.backpressure_ms)}),
+        "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
+        **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
         "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
@@ -216,9 +220,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         **({"route": f"`frazil route {one.name}` checks the routed tables"} if one.routed else {}),
         **({"last changes": f"{_counts_text(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(
-            {}
-            if one.replayed_at_ms is None
-            else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"}
+            {} if one.replayed_at_ms is None else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {replayed}"}
         ),
         **({"backfill": one.backfill} if one.backfill else {}),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
@@ -226,17 +228,8 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
     }
 
 
-def _lag_text(one: StreamState) -> str:
-    waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
-    return ("unknown" if one.lag is None else f"{one.lag:,}") + waiting
-
-
 def _counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"
-
-
-def _backpressure_text(beyond_ms: int) -> str:
-    return f"a batch takes {ago(beyond_ms)} longer than its interval" if beyond_ms else "none"
 
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
         except SpecError as error:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
-        errors.extend(f"{path}: source.properties.{key}: {text}" for key, text in _kafka_problems(spec).items())
-        problems = [*_format_problems(spec), *_transform_problems(spec), *_atomic_problems(spec)]
-        errors.extend(f"{path}: {problem}" for problem in problems)
+        errors.extend(f"{path}: {problem}" for problem in _problems(spec))
     clashes = conflicts({**_sibling_streams(files), **streams})
     return streams, errors + [each for each in clashes if any(each.startswith(f"{path}:") for path in streams)]
 
@@ -115,26 +114,34 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
     return siblings
 
 
-def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
-    if not spec.source.properties:
-        return {}
-    from frazil.kafka.client import property_problems  # noqa: PLC0415 - librdkafka, only if needed
+def _problems(spec: StreamSpec) -> Iterator[str]:
+    """Yield errors that the writer's start would report too. Imports librdkafka, Arrow and DuckDB only if needed."""
+    if spec.source.properties:
+        from frazil.kafka.client import property_problems  # noqa: PLC0415
 
-    return property_problems(spec.source.properties)
+        for key, problem in property_problems(spec.source.properties).items():
+            yield f"source.properties.{key}: {problem}"
+    # JSON fills columns of every type without nested types.
+    if spec.source.format.type != "json" or any("<" in column.type for column in spec.record_columns):
+        from frazil.ingest.formats import check_supported  # noqa: PLC0415
+        from frazil.spec.iceberg import records_schema  # noqa: PLC0415
 
-
-def _format_problems(spec: StreamSpec) -> list[str]:
-    """Return errors for columns that no record of this format can fill, as the writer's start would report them."""
-    if spec.source.format.type == "json" and not any("<" in column.type for column in spec.record_columns):
-        return []  # every type without nested types can be filled
-    from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only if needed
-    from frazil.spec.iceberg import records_schema  # noqa: PLC0415 - as above
-
+        try:
+            check_supported(records_schema(spec), spec.source.format)
+        except SpecError as error:
+            yield str(error)
     try:
-        check_supported(records_schema(spec), spec.source.format)
+        _transform_columns(spec)
     except SpecError as error:
-        return [str(error)]
-    return []
+        yield from str(error).splitlines()
+    if spec.commit.atomic:
+        from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415
+        from frazil.table.catalogs import catalog_config  # noqa: PLC0415
+
+        with suppress(SpecError):  # the catalog is not configured on this machine
+            config = catalog_config(spec.table.catalog)
+            if reason := why_not_atomic(config.name, config.properties):
+                yield f"commit.atomic: {reason}"
 
 
 def _transform_columns(spec: StreamSpec) -> dict[str, str]:
@@ -144,28 +151,6 @@ def _transform_columns(spec: StreamSpec) -> dict[str, str]:
     from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only if needed
 
     return dict(checked(spec).types)
-
-
-def _transform_problems(spec: StreamSpec) -> list[str]:
-    try:
-        _transform_columns(spec)
-    except SpecError as error:
-        return str(error).splitlines()
-    return []
-
-
-def _atomic_problems(spec: StreamSpec) -> list[str]:
-    """Return why the catalog cannot commit atomically; nothing if it can, or is not configured on this machine."""
-    if not spec.commit.atomic:
-        return []
-    from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only if needed
-    from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - as above
-
-    with suppress(SpecError):
-        config = catalog_config(spec.table.catalog)
-        reason = why_not_atomic(config.name, config.properties)
-        return [f"commit.atomic: {reason}"] if reason else []
-    return []
 
 
 def _line(spec: StreamSpec) -> str:

@@ -134,7 +134,7 @@ class EmbeddedAirflow(process.Embedded):
         since = datetime.now(UTC)
         try:
             self._migrate()
-            started = [component for component in COMPONENTS if self._launch(component)]
+            started = [component for component in COMPONENTS if self.start_component(component)]
             self.wait_until_healthy(since if started else None)
             self._make_spark_pool()
         except BaseException:
@@ -149,10 +149,6 @@ class EmbeddedAirflow(process.Embedded):
     def kill(self, component: Component) -> None:
         if server := self.server(component):
             process.kill(server)
-
-    def start_component(self, component: Component) -> None:
-        """Start one component that was killed. Does nothing if it is running."""
-        self._launch(component)
 
     def server(self, component: Component) -> process.Server | None:
         """Return a component's process; None if it is not running."""
@@ -248,7 +244,7 @@ class EmbeddedAirflow(process.Embedded):
             else:
                 return
 
-    def _launch(self, component: Component) -> bool:
+    def start_component(self, component: Component) -> bool:
         """Start a component unless it is already running. Returns whether it was started."""
         if self.server(component):
             return False

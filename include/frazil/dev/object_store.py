@@ -142,7 +142,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         make_folder(data)
         process.write_private(self.folder / STATE_FILE, json.dumps(asdict(self._state)))
         identities = self.folder / "identities.json"
-        process.write_private(identities, json.dumps(_identities(self._state)))
+        credentials = [{"accessKey": self._state.key, "secretKey": self._state.secret}]
+        identity = {"name": "frazil", "credentials": credentials, "actions": ["Admin"]}
+        process.write_private(identities, json.dumps({"identities": [identity]}))
         command = [str(weed), "server", *_options(self._state, data, identities)]
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
@@ -234,11 +236,6 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
         "-s3.port.lance=0",
         "-s3.iam=false",
     ]
-
-
-def _identities(state: _State) -> dict[str, Any]:
-    credentials = [{"accessKey": state.key, "secretKey": state.secret}]
-    return {"identities": [{"name": "frazil", "credentials": credentials, "actions": ["Admin"]}]}
 
 
 def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:

@@ -199,7 +199,10 @@ def start(
             setsigdef=_INTERRUPTS,
         )
         server = Server(name, pid, psutil.Process(pid).create_time(), str(log))
-        _write(server.record(records), server)
+        record = server.record(records)
+        temporary = record.with_name(f".{record.name}")
+        temporary.write_text(json.dumps(dataclasses.asdict(server)))
+        temporary.replace(record)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return server
@@ -239,16 +242,11 @@ def is_alive(server: Server) -> bool:
         return False
 
 
-def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """Stop the server and its whole session, and remove its record.
-
-    Sends SIGTERM, and after `grace_s` seconds SIGKILL.
-    """
-    stop_all([server], records=records, grace_s=grace_s)
-
-
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """Stop several servers as `stop` does. All of them get SIGTERM before the first is awaited."""
+    """Stop servers and their whole sessions, and remove their records.
+
+    All of them get SIGTERM, and after `grace_s` seconds SIGKILL.
+    """
     _signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _signal(servers, signal.SIGKILL)
@@ -328,12 +326,6 @@ def _port_owner(port: int) -> str:
             if listens and connection.pid:
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
-
-
-def _write(path: Path, server: Server) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(dataclasses.asdict(server)))
-    temporary.replace(path)
 
 
 def _same_start(process: psutil.Process, server: Server) -> bool:
