@@ -200,7 +200,9 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
 def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
     why = f" ({one.desired_reason})" if one.desired_reason else ""
     waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
-    replayed = _counts_text(one.replayed)
+    replayed = ""
+    if one.replayed_at_ms is not None:
+        replayed = f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
     beyond_ms = one.backpressure_ms
     backpressure = f"a batch takes {ago(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
