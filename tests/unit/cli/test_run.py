@@ -261,7 +261,7 @@ def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest
     if paused:
         DesiredStore("shop", None).pause(by="ada", reason="a new disk")
     voice: Any = SimpleNamespace(say=said.append)
-    run._say_if_paused(spec, voice)
+    run._report_pause(spec, voice)
     assert [line.partition(", 2")[0] for line in said] == (["shop is paused (ada"] if paused else [])
     assert all("a new disk): this run writes anyway" in line for line in said)
 
@@ -270,5 +270,5 @@ def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeyp
     monkeypatch.setattr("frazil.supervise.desired.load_stream_table", lambda _: 1 / 0)
     said = list[str]()
     voice: Any = SimpleNamespace(say=said.append)
-    run._say_if_paused(shop(), voice)
+    run._report_pause(shop(), voice)
     assert said == []
