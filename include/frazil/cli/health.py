@@ -80,8 +80,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Without TABLE, prints a line for each table that streams write; with TABLE, all of its numbers. Reads metadata and
     commit records. It reads manifests only with --deep, and never reads data or Kafka or starts a JVM.
 
-    Exits with 0 even if a value is beyond its threshold; with 25 if a stream's table is missing from its catalog; with
-    10 if a declaration cannot be read; with 1 if a table cannot be measured.
+    Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
+    and with 10 if a declaration cannot be read. Exits with 1 if a table cannot be measured.
 
     \b
     Example:

@@ -51,8 +51,8 @@ from frazil.timetext import utc
     "--to",
     required=True,
     type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
-    help="Where to continue: marker (or the first offset that Kafka still has), earliest or latest in Kafka, "
-    "timestamp (a broker's time), offsets, or table (where the table is after a rollback).",
+    help="Where to continue. `marker`: there, or at the first offset that Kafka still has. `timestamp`: at a broker's "
+    "time. `table`: where the table is after a rollback.",
 )
 @click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(

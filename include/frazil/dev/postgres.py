@@ -154,9 +154,7 @@ def _other_user() -> str:
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name
-    raise EnvironmentUnusable(
-        "PostgreSQL refuses to run as root, and this machine has neither of the users postgres and nobody"
-    )
+    raise EnvironmentUnusable("PostgreSQL refuses to run as root, and this machine has no user `postgres` or `nobody`")
 
 
 def _as_another_user() -> list[str]:
