@@ -34,12 +34,6 @@ restart the writer. Any other exit code is a crash: the writer is restarted with
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from frazil.safe_text import safe
-
 
 class FrazilError(Exception):
     """Base class of all errors that frazil raises on purpose. A message says what happened, where, and what to do."""
@@ -146,13 +140,3 @@ NO_RESTART = frozenset(each.exit_code for each in subtypes() if not each.restart
 def error_text(error: Exception) -> str:
     """Return an error's message, preceded by its type unless it is one of frazil's errors."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def exit_on_error() -> Iterator[None]:
-    """End a program that raises a FrazilError: print the error without a traceback, and exit with its exit code."""
-    try:
-        yield
-    except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        sys.exit(error.exit_code)
