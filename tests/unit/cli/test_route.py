@@ -526,7 +526,7 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
-    monkeypatch.setattr(asking, "SILENT_S", 0.0)
+    monkeypatch.setattr(asking, "UNRESPONSIVE_AFTER_S", 0.0)
     monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
