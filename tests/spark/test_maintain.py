@@ -27,8 +27,7 @@ from frazil.errors import RolledBack
 from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
-from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import read_past
+from frazil.maintenance.outcomes import Ending, Outcome, read_past
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable

@@ -6,6 +6,7 @@ is skipped if compaction is switched off. Unknown values are None.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
+RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
+"""Environment variable with the location of a team's runbook: a URL or a path."""
+RUNBOOK = "docs/runbook.md"
 CLEARS_AT = 0.8
 """Share of the threshold to which a value must fall to end its alert, so that a value near the threshold does not
 flap.
@@ -222,3 +226,8 @@ def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
             "its last run"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"
+
+
+def runbook_of(rule: str) -> str:
+    """Return the link to the runbook section about the rule."""
+    return f"{os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK}#{rule.partition(':')[0]}"

@@ -1,7 +1,7 @@
 """Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests.
 
 If an action may be worth it, a PySpark application starts; it measures deeply and decides again. Pure; does not load
-PyIceberg.
+PyIceberg. `plan_manifests` decides for both.
 """
 
 from __future__ import annotations
@@ -13,10 +13,42 @@ from enum import StrEnum
 
 from frazil.maintenance.compaction import DELETES_PER_FILE
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.manifests import plan_manifests
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
 from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago
+
+TARGET_BYTES = 8 * 2**20
+"""Iceberg's default of `commit.manifest.target-size-bytes`."""
+TARGET_PROPERTY = "commit.manifest.target-size-bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlan:
+    spec_ids: tuple[int, ...]
+    """Ids of the partition specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
+    sentence: str
+
+
+def plan_manifests(
+    manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
+) -> ManifestPlan:
+    """Plan a rewrite of manifests if there are too many and a rewrite at least halves their number.
+
+    Many large manifests are therefore left unchanged. `manifests` maps the id of each partition spec to the number and
+    total bytes of its manifests.
+    """
+    total = sum(count for count, _ in manifests.values())
+    if total < settings.most:
+        return ManifestPlan((), f"{counted(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
+    ideal = {spec: max(-(-size // target_bytes), 1) for spec, (_, size) in manifests.items()}
+    worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
+    if not worth:
+        return ManifestPlan(
+            (), f"{counted(total, 'manifest')} would not be halved: their bytes take {sum(ideal.values()):,}"
+        )
+    left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
+    return ManifestPlan(worth, f"{counted(total, 'manifest', 'becomes|become')} about {left:,}")
+
 
 FULL_CHECK_EVERY = timedelta(days=1)
 """Interval of the full check, which is part of the first run of each UTC day. It finds problems that a shallow

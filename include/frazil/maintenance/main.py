@@ -13,8 +13,7 @@ from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.due import Action
-from frazil.maintenance.lineage import report_maintenance
-from frazil.maintenance.outcome import Outcome
+from frazil.maintenance.outcomes import Outcome, report_maintenance
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session

@@ -8,11 +8,13 @@ that the newest 12 merges of an upsert stream added. A deep measurement also rea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 
+from confluent_kafka import KafkaException
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
@@ -23,20 +25,26 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.rules import check_ancestry
+from frazil.commit.opened import open_kafka
+from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.commit.target import target_file_bytes
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
+from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
+from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
-from frazil.maintenance.lag import heartbeat_lag, kafka_lag
 from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
+from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
+from frazil.supervise.liveness import fresh_heartbeat
 from frazil.table.branches import head_of, live_rows
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
+
+logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 12
 """Maximum number of a stream's commit records that are read. With one commit per minute, they cover twelve minutes."""
@@ -224,3 +232,30 @@ def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
     """
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
+
+
+def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
+    """Return the lag that a live writer of the stream on this host reports; None without such a writer."""
+    try:
+        heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
+        return None
+    return heartbeat.lag if heartbeat else None
+
+
+def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
+    """Return the number of offsets between the marker and the end of Kafka's log, or the reason why it is unknown.
+
+    The lag is unknown if Kafka does not answer within the timeout, or if Kafka's cluster or topic is not the one in the
+    marker.
+    """
+    try:
+        with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
+            found = kafka.describe()
+            check_same_source(marker.source, found.identity, stream=spec.name)
+            first, ends = kafka.earliest(found.partitions), kafka.ends(found.partitions)
+    except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
+        logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
+        return " ".join(str(error).split())
+    return count_unread(marker.offsets, first, ends)

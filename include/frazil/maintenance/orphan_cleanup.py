@@ -18,7 +18,6 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
-from frazil.maintenance.file_paths import Place
 from frazil.maintenance.load import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
@@ -35,6 +34,7 @@ from frazil.maintenance.orphans import (
     Evaluation,
     Folders,
     Listed,
+    Place,
     References,
     Undecided,
     deletable,
@@ -43,8 +43,7 @@ from frazil.maintenance.orphans import (
     own_files,
     shared_with,
 )
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import ORPHANS, STATE, PastOutcome, remember
+from frazil.maintenance.outcomes import ORPHANS, STATE, Ending, PastOutcome, remember
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted

@@ -17,8 +17,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.file_paths import Place, place_of
-from frazil.maintenance.orphans import Folders, Listed, References, Undecided
+from frazil.maintenance.orphans import Folders, Listed, Place, References, Undecided, place_of
 from frazil.table.remains import METADATA
 from frazil.table.tables import data_location
 

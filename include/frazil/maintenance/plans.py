@@ -14,10 +14,9 @@ from pyiceberg.table import Table
 
 from frazil.maintenance.busy_partitions import busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
-from frazil.maintenance.due import Action
+from frazil.maintenance.due import TARGET_BYTES, TARGET_PROPERTY, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.load import load_maintained
-from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us

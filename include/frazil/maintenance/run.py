@@ -24,8 +24,7 @@ from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import bytes_about, unset_properties
 from frazil.maintenance.load import load_maintained
-from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import remember_outcomes
+from frazil.maintenance.outcomes import Ending, Outcome, remember_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable

@@ -1,7 +1,7 @@
 """Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
-Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert fires when the fact
-becomes true, and resolves when it becomes false.
+Pure, except `late_window`. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert
+fires when the fact becomes true, and resolves when it becomes false.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+
 from frazil.aggregate.due import WaitingDay
 from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
+from frazil.partitions.completeness import waiting_text
+from frazil.partitions.windows import Window
+from frazil.signals.completion import find_feeds
+from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, format_duration
 from frazil.status.flow import FEWEST_RECORDS, HOUR_MS, Flow
 from frazil.status.state import StreamState
@@ -334,3 +342,27 @@ def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Rea
 
 def _more(count: int) -> str:
     return f" and {count - NAMED} more" if count > NAMED else ""
+
+
+def late_window(
+    catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
+) -> LateWindow | None:
+    """Return the table's next incomplete window. If it should already be complete, includes what it is waiting for.
+
+    Returns None for a table without signals, or a table that no longer exists. `specs` are all declared streams of the
+    table.
+    """
+    cursor = signals.cursor
+    if cursor is None:
+        return None
+    window = Window.containing(cursor.through_us, cursor.grain)
+    due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
+    if due_ms > now_ms:
+        return LateWindow(str(window), due_ms, "")
+    try:
+        table = catalog.load_table(signals.table)
+    except NoSuchTableError:
+        return None
+    waiting = waiting_text(find_feeds(table, specs), window)
+    oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
+    return LateWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)

@@ -27,12 +27,11 @@ from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import due
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.measure import measure
-from frazil.maintenance.past import read_past
+from frazil.maintenance.outcomes import read_past
 from frazil.maintenance.routed import tables_of_route
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.calendar import SHOWN, Calendar, calendar_of, partition_calendar
-from frazil.operations.holders import holders
+from frazil.operations.calendar import SHOWN, Calendar, calendar_of, holders, partition_calendar
 from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, read_table_history

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import quote
 
-from frazil.maintenance.rules import runbook_of
+from frazil.maintenance.alert_rules import runbook_of
 from frazil.safe_text import safe
 from frazil.timetext import utc
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from frazil.maintenance.rules import runbook_of
-from frazil.operations.holders import Holder
+from frazil.maintenance.alert_rules import runbook_of
+from frazil.operations.calendar import Holder
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.derive import freshness_ms, promise_ms

@@ -32,7 +32,7 @@ from frazil.operations.dead_letters import (
 from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
-from frazil.operations.routed_view import RoutedTables
+from frazil.operations.table_view import RoutedTables
 from frazil.partitions.watermark import slowest_partition
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route

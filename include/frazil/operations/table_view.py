@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -12,8 +13,7 @@ from frazil.maintenance.alert_rules import FEWEST_FILES
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import Due, enabled
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import PastOutcome
+from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar
 from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.spec.maintenance import Maintenance
@@ -270,3 +270,43 @@ def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...
         for status in statuses
         if identifier in status.amiss
     )
+
+
+MAX_ROUTED_TABLES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTable:
+    """A routed table. `amiss` describes its problem in a few words; empty without a known problem."""
+
+    name: str
+    amiss: str = ""
+    level: Level = Level.WELL
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTables:
+    """The tables of a route that match the search: the first `MAX_ROUTED_TABLES`, tables with problems first."""
+
+    tables: tuple[RoutedTable, ...]
+    found: int
+    in_all: int
+
+
+def search_routed(
+    names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
+) -> RoutedTables | None:
+    """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.
+
+    `amiss` maps names to problems. It includes missing tables, which `names` does not have. `level` is the level of the
+    route's stream.
+    """
+    wrong = amiss or {}
+    if not names and not wrong:
+        return None
+    every = sorted({*(names or ()), *wrong}, key=lambda name: (name not in wrong, name))
+    words = search.lower().split()
+    found = [name for name in every if all(word in f"{name} {wrong.get(name, '')}".lower() for word in words)]
+    marked = min(level, Level.TROUBLE)
+    shown = (RoutedTable(name, wrong[name], marked) if name in wrong else RoutedTable(name) for name in found)
+    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))

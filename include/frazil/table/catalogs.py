@@ -38,18 +38,17 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-import frazil.pyiceberg_fixes.manifests  # noqa: F401 - readers of manifests open a catalog
+import frazil.pyiceberg_fixes  # noqa: F401 - readers of manifests open a catalog
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
 from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
 from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
 from frazil.table.configuration import check_configuration
-from frazil.table.expired import has_expired
-from frazil.table.metadata_reuse import reuse_metadata
+from frazil.table.faster_commits import reuse_metadata, write_small_objects_at_once
 from frazil.table.metadata_times import keep_times_in_order
-from frazil.table.small_objects import write_small_objects_at_once
 from frazil.table.spark_catalog import catalog_type, jar_sets, spark_catalog
+from frazil.table.storage_mistakes import has_expired
 
 SQLITE_BUSY_SECONDS = 30
 """How long a process waits while another process writes to the SQLite database. Spark gets the same limit in

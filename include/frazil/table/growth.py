@@ -9,8 +9,18 @@ from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from frazil.spec.coordinates import LINE, METADATA_COLUMNS, OF_ICEBERG
-from frazil.table.column_history import TOP, ColumnHistory
-from frazil.table.evolution import Addition, Change, Comparison, Conflict, Path, Promotion, Relaxation, widens
+from frazil.table.evolution import (
+    TOP,
+    Addition,
+    Change,
+    ColumnHistory,
+    Comparison,
+    Conflict,
+    Path,
+    Promotion,
+    Relaxation,
+    widens,
+)
 
 ELEMENT, VALUE = "element", "value"
 

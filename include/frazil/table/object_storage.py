@@ -14,9 +14,8 @@ from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[impor
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
-from frazil.table.expired import has_expired
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
-from frazil.table.storage_mistakes import translate_client_failure
+from frazil.table.storage_mistakes import has_expired, translate_client_failure
 
 R = TypeVar("R")
 

@@ -19,7 +19,7 @@ from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG
 from frazil.spec.former_columns import PROPERTY, Former, current_name, former_columns
 from frazil.table.catalogs import catalog_errors
-from frazil.table.column_history import TOP, ColumnHistory
+from frazil.table.evolution import TOP, ColumnHistory
 
 MAX_ATTEMPTS = 5
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Iterator
 from urllib.parse import urlsplit
+
+from pyiceberg.exceptions import AuthorizationExpiredError
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.spec.addresses import OBJECT_STORES, names_store
-from frazil.table.expired import has_expired
 
 MAX_ERROR_CHARACTERS = 600
 """Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
@@ -86,3 +88,30 @@ def _is_outage(error: Exception) -> bool:
 
 def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
+
+
+_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
+"""Error codes of S3 and STS for expired credentials. The first also matches `ExpiredTokenException`."""
+
+
+def has_expired(error: BaseException) -> bool:
+    """Return whether an error or one of its causes means that credentials have expired.
+
+    PyArrow has no error code for this, so its message is searched for S3's error codes.
+    """
+    return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _causes(error))
+
+
+def _has_expiry_code(error: BaseException) -> bool:
+    response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    # An executor's error arrives as a frazil error, with only the text.
+    said = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
+    return any(each in said for each in _CODES)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

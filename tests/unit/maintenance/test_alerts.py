@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
-from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, reported_alone, step
+from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, gone, reported_alone, step, unmeasured
 from frazil.maintenance.health import StreamHealth, TableHealth
-from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.spec.maintenance import Alerts, Maintenance
 
 NOW_MS = 1_800_000_000_000

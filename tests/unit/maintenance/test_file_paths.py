@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.maintenance.file_paths import below, place_of
+from frazil.maintenance.orphans import below, place_of
 
 NAMES = st.lists(
     st.text(st.sampled_from("abz019-_=:. %+é"), min_size=1, max_size=6).filter(

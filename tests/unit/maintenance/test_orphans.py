@@ -31,8 +31,7 @@ from frazil.errors import AccessDenied, SpecError
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, orphan_references
 from frazil.maintenance.orphan_cleanup import OrphanReport, clean_orphans
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import read_past
+from frazil.maintenance.outcomes import Ending, read_past
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

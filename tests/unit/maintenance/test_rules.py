@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from frazil.maintenance.rules import RULES, Hold, Rule, runbook_of
+from frazil.maintenance.alert_rules import runbook_of
 from frazil.spec.maintenance import Alerts
 from tests import alerts_page
+from tests.alerts_page import RULES, Hold, Rule
 from tests.runbook import ELSEWHERE, IN_THE_SENTENCE, commands, entries, part
 from tests.runbook import PAGE as RUNBOOK
 
-CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py", "unmeasured.py")]
+CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py")]
 PAGE = Path("docs/reference/alerts.md")
 
 

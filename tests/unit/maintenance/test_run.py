@@ -9,7 +9,7 @@ import pytest
 
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.outcome import Ending
+from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import compacted, grown, maintain
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained

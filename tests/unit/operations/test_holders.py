@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.operations.holders import Holder, holders
+from frazil.operations.calendar import Holder, holders
 from frazil.partitions.completeness import Feed
 from frazil.partitions.windows import Window
 

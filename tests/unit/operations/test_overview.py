@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.maintenance.rules import RULES
 from frazil.operations.overview import (
     GRACE_MS,
     Around,
@@ -31,6 +30,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.derive import STARTS_WITHIN_MS, evaluated, promise_ms
 from frazil.status.flow import Flow
 from frazil.status.state import Level, State, StreamState, WriterProcess
+from tests.alerts_page import RULES
 
 NOW_MS = 1_700_000_000_000
 RUNS = WriterProcess("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)

@@ -17,8 +17,7 @@ import frazil
 from frazil.commit.marked_update import ALIGN
 from frazil.maintenance.due import Action, Due
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import PastOutcome
+from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar, Cell
 from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.operations.table_view import (

@@ -28,12 +28,12 @@ from frazil.maintenance.stream_rules import (
     flag,
     held_reading,
     late_reading,
+    late_window,
     runs_reading,
     stream_readings,
     window_reading,
 )
 from frazil.maintenance.tables import routes
-from frazil.maintenance.windows import late_window
 from frazil.quality.gate import unused_suites
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_valid import Found, find_declared

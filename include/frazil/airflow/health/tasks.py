@@ -22,12 +22,11 @@ from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all,
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, AlertStep, reported_alone, step, step_readings
+from frazil.maintenance.alerts import AlertStates, AlertStep, gone, reported_alone, step, step_readings, unmeasured
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
-from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts

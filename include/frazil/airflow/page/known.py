@@ -14,7 +14,7 @@ from airflow.utils.state import DagRunState
 from sqlalchemy import func, select
 
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.maintenance.rules import runbook_of
+from frazil.maintenance.alert_rules import runbook_of
 from frazil.operations.overview import StandingAlert
 from frazil.operations.page_actions import UnfinishedRun
 

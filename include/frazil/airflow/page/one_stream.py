@@ -25,7 +25,6 @@ from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, f
 from frazil.operations.offers import build_standing, possible_actions
 from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_in
-from frazil.operations.routed_view import RoutedTables, search_routed
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
@@ -41,6 +40,7 @@ from frazil.operations.stream_view import (
     total_lag,
     without_repeats,
 )
+from frazil.operations.table_view import RoutedTables, search_routed
 from frazil.spec.model import StreamSpec
 from frazil.status.state import Level, StreamState
 

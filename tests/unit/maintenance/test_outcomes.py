@@ -10,11 +10,12 @@ import pytest
 
 from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import bytes_about
-from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import (
+from frazil.maintenance.outcomes import (
     KEPT_MS,
     MAX_PER_KIND,
     MAX_SENTENCE_CHARACTERS,
+    Ending,
+    Outcome,
     PastOutcome,
     read_past,
     remember,

@@ -1,4 +1,4 @@
-"""Stores the results of a table's recent maintenance for operators, up to a maximum number and age.
+"""Results of maintenance actions. The newest ones are stored for operators, and reported to OpenLineage.
 
 The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. If two processes write at the
 same time, one result may be lost; nothing depends on it.
@@ -9,16 +9,53 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Self
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from frazil.maintenance.outcome import Ending, Outcome
+from frazil import clock
+from frazil.lineage.facts import RunFacts, table_dataset
+from frazil.lineage.jobs import Jobs
+from frazil.maintenance.due import Action
+from frazil.maintenance.tables import MaintainedTable
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
+
+
+class Ending(StrEnum):
+    DONE = "done"
+    SKIPPED = "skipped"
+    """The action had no useful work, or is switched off."""
+    GAVE_UP = "gave up"
+    """Another commit won the race; the next run tries again."""
+    REFUSED = "refused"
+    """The action would be unsafe, or the table's settings forbid it: an operator must check."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one action on one table."""
+
+    table: str
+    action: Action
+    ending: Ending
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Measured numbers of the action, by name; names are in kebab-case, and some include the unit, such as
+    `mb-per-second`.
+    """
+    exit_code: int = 0
+    """Exit code of a failure or a refusal, as in `frazil.errors`; else 0."""
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.action} {self.ending}: {self.sentence}"
+
 
 log = logging.getLogger(__name__)
 
@@ -126,3 +163,40 @@ def _shortened(sentence: str) -> str:
 
 def _path(table: Table) -> str:
     return f"{state_location(table, STATE)}/past.json"
+
+
+def report_maintenance(
+    jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
+) -> None:
+    """Report a finished maintenance run to OpenLineage. Never raises.
+
+    The start of the run is reported only now, because it was not known before whether any action would have work to do.
+    """
+    worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
+    if jobs is None or not worth:
+        return
+    try:
+        loaded = open_existing_catalog(table.catalog).load_table(table.identifier)
+        found, snapshot = table_dataset(loaded), loaded.current_snapshot()
+    except Exception as error:  # anything that the catalog raises; the log has what was done
+        log.info("could not report the maintenance of %s to the OpenLineage backend: %r", table.name, error)
+        return
+    failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
+    facts = RunFacts(
+        inputs=(found,),
+        output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
+        error="; ".join(failed) or None,
+        actions=tuple(_facts_of(one) for one in worth),
+    )
+    run = jobs.run(f"maintenance.{table.name}")
+    run.started(began_ms, RunFacts(inputs=(found,)))
+    run.ended(clock.now_ms(), facts)
+
+
+def _facts_of(one: Outcome) -> dict[str, object]:
+    return {
+        "action": str(one.action),
+        "ending": str(one.ending),
+        "sentence": one.sentence,
+        "numbers": dict(one.numbers),
+    }
