@@ -21,9 +21,9 @@ from frazil.maintenance.stream_rules import (
     FEWEST_BAD,
     LARGE_PERCENTAGE,
     LateWindow,
+    aggregation_reading,
     audit_reading,
     held_reading,
-    late_reading,
     runs_reading,
     stream_readings,
     window_reading,
@@ -160,7 +160,7 @@ def _beyond() -> Iterator[Reading]:
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
     yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
-    yield late_reading("daily", "city.daily", [waits], timedelta(hours=2))
+    yield aggregation_reading("daily", "city.daily", [waits], timedelta(hours=2))
     yield runs_reading("frazil_maintenance", 2, Alerts().failed_runs)
 
 

@@ -257,7 +257,7 @@ def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
     monkeypatch.setattr(MaintenancePlanner, "compaction", overtaken)
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.exit_code) == (Ending.FAILED, 1)
-    assert "Iceberg finds none of them" in compaction.sentence
+    assert "Iceberg does not find the files" in compaction.sentence
 
 
 def test_a_writer_commits_throughout_and_every_row_is_there_once(spark: Any, tmp_path: Path, name: str) -> None:

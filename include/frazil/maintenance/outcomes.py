@@ -47,9 +47,7 @@ class Outcome:
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Measured numbers of the action, by name; names are in kebab-case, and some include the unit, such as
-    `mb-per-second`.
-    """
+    """Measured numbers of the action, by name in kebab-case, such as `mb-per-second`."""
     exit_code: int = 0
     """Exit code of a failure or a refusal, as in `frazil.errors`; else 0."""
 
@@ -60,15 +58,12 @@ class Outcome:
 log = logging.getLogger(__name__)
 
 STATE = "_maintenance"
-"""Folder for maintenance's own files next to a table. It cannot collide with a stream: stream names never begin with
-`_`.
-"""
+"""Folder for maintenance's own files next to a table. Stream names never begin with `_`."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
 """Maximum number of stored results per action and ending, so that many failures do not hide earlier work."""
 KEPT_MS = 90 * 24 * 3_600_000
 MAX_SENTENCE_CHARACTERS = 400
-"""Maximum length of a stored sentence; longer sentences are shortened."""
 ORPHANS = "orphans"
 
 
@@ -82,7 +77,6 @@ class PastOutcome:
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Measured numbers of the action, by name; names are in kebab-case, and some include the unit."""
 
     @classmethod
     def of(cls, outcome: Outcome, *, at_ms: int) -> Self:
@@ -90,16 +84,13 @@ class PastOutcome:
 
 
 def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
-    """Add the results to the table's stored history, except skipped actions.
-
-    Never raises, because the history is only informative.
-    """
+    """Add the results to the table's stored history, except skipped actions. Never raises."""
     worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
     if not worth:
         return
     try:
         past = (*read_past(table), *worth)
-        open_store(_path(table), table.io.properties).put(_path(table), encoded(table, past, now_ms=now_ms))
+        open_store(_path(table), table.io.properties).put(_path(table), encode(table, past, now_ms=now_ms))
     except Exception as error:  # storages raise what their clients raise
         log.warning("the maintenance results of %s could not be stored: %s", ".".join(table.name()), error)
 
@@ -115,26 +106,22 @@ def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outc
 
 
 def read_past(table: Table) -> tuple[PastOutcome, ...]:
-    """Return the stored results, oldest first.
+    """Return the stored results, oldest first. Raises any error of the storage.
 
-    Empty if the object is missing or damaged, has a newer format, or belongs to another table. Raises any error of the
-    storage.
+    Empty if the object is missing or damaged, has a newer format, or belongs to another table.
     """
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
         return ()
     try:
-        return tuple(_decoded(json.loads(data), str(table.metadata.table_uuid)))
+        return tuple(_decode(json.loads(data), str(table.metadata.table_uuid)))
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s is not in maintenance's format, and is ignored: %r", _path(table), error)
         return ()
 
 
-def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Return the content of the object to store, with the newest results of each kind.
-
-    A result with a time far in the future (from a wrong clock) is dropped.
-    """
+def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
+    """Return the object to store: the newest results of each kind, without times far in the future."""
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
@@ -143,22 +130,20 @@ def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
         kind = one.action, one.ending, found_nothing
         seen[kind] += 1
         if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= KEPT_MS:
-            kept.append(asdict(replace(one, sentence=_shortened(one.sentence))))
+            is_long = len(one.sentence) > MAX_SENTENCE_CHARACTERS
+            sentence = f"{one.sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..." if is_long else one.sentence
+            kept.append(asdict(replace(one, sentence=sentence)))
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     ).encode()
 
 
-def _decoded(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
+def _decode(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
     if (raw["format"], raw["table-uuid"]) != (FORMAT_VERSION, table_uuid):
         return
     for one in raw["outcomes"]:
         numbers = {str(name): float(value) for name, value in one["numbers"].items()}
         yield PastOutcome(int(one["at_ms"]), str(one["action"]), Ending(one["ending"]), str(one["sentence"]), numbers)
-
-
-def _shortened(sentence: str) -> str:
-    return sentence if len(sentence) <= MAX_SENTENCE_CHARACTERS else f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..."
 
 
 def _path(table: Table) -> str:
@@ -168,10 +153,7 @@ def _path(table: Table) -> str:
 def report_maintenance(
     jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
-    """Report a finished maintenance run to OpenLineage. Never raises.
-
-    The start of the run is reported only now, because it was not known before whether any action would have work to do.
-    """
+    """Report a finished maintenance run, with its start, to OpenLineage if an action had work to do. Never raises."""
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return
@@ -186,17 +168,11 @@ def report_maintenance(
         inputs=(found,),
         output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
         error="; ".join(failed) or None,
-        actions=tuple(_facts_of(one) for one in worth),
+        actions=tuple(
+            {"action": str(o.action), "ending": str(o.ending), "sentence": o.sentence, "numbers": dict(o.numbers)}
+            for o in worth
+        ),
     )
     run = jobs.run(f"maintenance.{table.name}")
     run.started(began_ms, RunFacts(inputs=(found,)))
     run.ended(clock.now_ms(), facts)
-
-
-def _facts_of(one: Outcome) -> dict[str, object]:
-    return {
-        "action": str(one.action),
-        "ending": str(one.ending),
-        "sentence": one.sentence,
-        "numbers": dict(one.numbers),
-    }

@@ -27,20 +27,14 @@ from frazil.table.catalogs import catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""How long after its end a partition counts as complete, in microseconds, if its times come from this host's clock."""
+"""Microseconds after its end at which a partition counts as complete, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""How long after its end a partition counts as complete, in microseconds, if no watermark is known.
-
-A stream that was removed or has not started must not keep the partition open forever.
-"""
+"""Microseconds after its end at which a partition counts as complete, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans the actions on one table.
-
-    Each method loads the table, and raises NoSuchTableError and any error of the catalog.
-    """
+    """Plans the actions on one table. Each method loads it. Raises NoSuchTableError, and any error of the catalog."""
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -90,10 +84,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return the time (microseconds since 1970) before which partitions are complete and only get late rows.
-
-    A wrong time only makes compaction more expensive.
-    """
+    """Return the time (microseconds since 1970) before which partitions are complete and only get late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:

@@ -32,9 +32,8 @@ class _CommitTransactionRequest(IcebergBaseModel):
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
     """Commit the changes with one request. Returns None, because the response has no metadata.
 
-    Each call has its own idempotency key, so that the server executes a request only once if a gateway repeats it.
-    Raises CommitFailedException if a requirement does not hold; other failures raise the errors that PyIceberg raises
-    for the commit of a single table.
+    Each call has its own idempotency key, in case a gateway repeats the request. Raises CommitFailedException if a
+    requirement does not hold, and otherwise the errors of PyIceberg's commit of a single table.
     """
     request = _CommitTransactionRequest(
         table_changes=tuple(

@@ -32,13 +32,10 @@ TOP = 0
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistory:
-    """All names and types that a table's columns have had.
-
-    Nested fields count as columns. The parent of a nested field is the struct, list or map that contains it.
-    """
+    """All names and types that a table's columns, including nested fields, have had."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """Ids of the fields that have had a name, newest first. The key is the parent's field id and the name."""
+    """Ids of the fields that have had a name, newest first, by field id of the containing column and name."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 
@@ -50,9 +47,9 @@ class ColumnHistory:
         types: dict[int, set[str]] = defaultdict(set)
         for schema in reversed(tuple(schemas)):
             for parent, field in _columns(schema.as_struct(), TOP):
-                bore = ids[parent, field.name]
-                if field.field_id not in bore:
-                    bore.append(field.field_id)
+                same_name = ids[parent, field.name]
+                if field.field_id not in same_name:
+                    same_name.append(field.field_id)
                 names[field.field_id].add(field.name)
                 types[field.field_id].add(str(field.field_type))
         return cls(
@@ -122,11 +119,8 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
 
-    Two things are not differences: optional columns that are not declared (their values are null), and columns that are
-    wider than declared.
-
-    `former` has the table's schemas from oldest to newest. `declarable` has the names of columns in the user's
-    declaration: only for these do messages suggest to change the declaration.
+    Undeclared optional columns, and columns wider than declared, are not differences. `former` has the table's schemas
+    from oldest to newest. Only for columns in `declarable` do messages suggest to change the declaration.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
@@ -166,22 +160,19 @@ class Comparison:
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """Return the difference for a declared name that the table does not have.
-
-        It is an addition for a new column, and a conflict if the column was renamed or dropped.
-        """
-        name, mine = declared.name, path[0] in self.declarable
-        optional = " and declare it without 'not null'" if declared.required and mine else ""
-        bore = self.history.ids.get((parent, name), ())
-        if now := self._current_name(bore):
-            other = f", declare {now} if records use that name" if mine else ""
+        """Return an addition for a new column, and a conflict if the column was renamed or dropped."""
+        name, can_declare = declared.name, path[0] in self.declarable
+        optional = " and declare it without 'not null'" if declared.required and can_declare else ""
+        former_ids = self.history.ids.get((parent, name), ())
+        if now := self._current_name(former_ids):
+            other = f", declare {now} if records use that name" if can_declare else ""
             return Conflict(
                 path,
                 f"was renamed to {now} in the table; rename it back{other}, or add a new optional column {name} to the "
                 f"table{optional}",
             )
-        if bore:
-            other = "remove it from the declaration, or " if mine else ""
+        if former_ids:
+            other = "remove it from the declaration, or " if can_declare else ""
             return Conflict(
                 path,
                 f"was dropped from the table; {other}add it to the table again, as an optional "
@@ -211,7 +202,7 @@ class Comparison:
         )
 
     def _current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that is still in the table; None if none is."""
+        """Return the current name of the first of these fields that the table still has."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -258,7 +249,7 @@ class Comparison:
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
     """Return whether Iceberg can promote one type to the other (specification, "Schema Evolution", format version 2).
 
-    PyIceberg's own rule is not used, because it also accepts decimals of a different scale.
+    PyIceberg's own rule also accepts decimals of a different scale.
     """
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
@@ -270,10 +261,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column, but optional wherever the table's column is optional.
-
-    Applies to nested fields too.
-    """
+    """Return the declared column, but optional wherever the table's column, or a nested field, is optional."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

@@ -2,8 +2,8 @@
 
 PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
 snapshots. For a table with hundreds of snapshots, this takes two thirds of a commit's time. A metadata file never
-changes, because its name has a UUID. Its parsed form is immutable except for lists and maps. So this module keeps the
-last parsed files by location. A copy gets its own lists and maps, which contain the same snapshots.
+changes, because its name has a UUID. So this module keeps the last parsed files by location. A copy gets its own lists
+and maps, which contain the same snapshots.
 
 The catalog still decides at every load which metadata is current, and still decides every commit.
 
@@ -37,10 +37,9 @@ MAX_CACHED = 8
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Speed up commits through this catalog: they no longer copy snapshots or read PyIceberg's configuration.
+    """Make commits copy no snapshots and read no configuration, if the client writes the metadata (SQL, Hive, Glue).
 
-    With a SQL catalog, no metadata file is parsed twice either. Applies to catalogs whose client writes the metadata
-    (SQL, Hive, Glue), not to REST catalogs.
+    With a SQL catalog, no metadata file is parsed twice either.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
@@ -71,9 +70,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy only copies lists and maps, and shares the snapshots, schemas and log entries
-    in them.
-    """
+    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -83,7 +80,6 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
 
 
 def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
-    """Return an object of class `kind` with the same fields."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
 
@@ -124,10 +120,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
 
 def write_small_objects_at_once(catalog: Catalog) -> Catalog:
-    """Enable the delayed open for tables in S3 that Arrow reads and writes.
-
-    Other tables of the catalog are unaffected.
-    """
+    """Enable the delayed open for tables in S3 that Arrow reads and writes."""
     load = catalog._load_file_io
 
     def loaded(*arguments: Any, **named: Any) -> Any:

@@ -355,13 +355,13 @@ def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkey
     world.clean()
     world.hours += 1
     world.commit()
-    real = orphan_cleanup.deletable
+    real = orphan_cleanup.find_deletable
 
     def import_first(*args: Any, **kwargs: Any) -> Any:
         world.table().add_files([f"file://{imported}"], check_duplicate_files=False)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(orphan_cleanup, "deletable", import_first)
+    monkeypatch.setattr(orphan_cleanup, "find_deletable", import_first)
     assert world.clean().deleted == 1
     assert (imported.exists(), other.exists()) == (True, False)
 
@@ -379,7 +379,7 @@ def test_a_snapshot_that_is_expired_while_it_is_read_is_checked_again(world: Wor
     monkeypatch.setattr(orphan_references, "_files", vanishing)
     assert world.clean().candidates == 1
     failures += [FileNotFoundError(lists[0])] * 99
-    assert "the next run will do" in str(world.clean().refused)
+    assert "the next run tries again" in str(world.clean().refused)
     assert stray.exists()
 
 

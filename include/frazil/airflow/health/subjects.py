@@ -24,10 +24,10 @@ from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, reread_route
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import (
+    aggregation_reading,
     audit_reading,
     flag,
     held_reading,
-    late_reading,
     late_window,
     runs_reading,
     stream_readings,
@@ -223,7 +223,7 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
     first_days[name] = first = first_days[name] or find_open_day(catalog, spec)
     if first is not None:
         waiting = find_waiting_days(catalog, spec, first=first)
-        yield late_reading(name, spec.target, late_days(waiting, within=spec.within, now_ms=now_ms), spec.within)
+        yield aggregation_reading(name, spec.target, late_days(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:

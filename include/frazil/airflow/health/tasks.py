@@ -22,7 +22,15 @@ from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all,
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, AlertStep, gone, reported_alone, step, step_readings, unmeasured
+from frazil.maintenance.alerts import (
+    AlertStates,
+    AlertStep,
+    gone,
+    mark_reported_together,
+    step,
+    step_readings,
+    unmeasured,
+)
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
@@ -87,7 +95,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
-    changes = _store_states(reported_alone(steps, MAX_SEPARATE), store)
+    changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)
     report_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
     return {**changes, "due": _due(found, tables), "audited": audited}
