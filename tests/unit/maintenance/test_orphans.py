@@ -369,14 +369,14 @@ def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkey
 def test_a_snapshot_that_is_expired_while_it_is_read_is_checked_again(world: World, monkeypatch: pytest.MonkeyPatch):
     stray = world.stray("data/stray.parquet")
     lists = [s.manifest_list for s in world.table().metadata.snapshots]
-    real, failures = orphan_references._files, [FileNotFoundError(lists[0])]
+    real, failures = orphan_references._list_files, [FileNotFoundError(lists[0])]
 
     def vanishing(*args: Any) -> Any:
         if failures:
             raise failures.pop()
         return real(*args)
 
-    monkeypatch.setattr(orphan_references, "_files", vanishing)
+    monkeypatch.setattr(orphan_references, "_list_files", vanishing)
     assert world.clean().candidates == 1
     failures += [FileNotFoundError(lists[0])] * 99
     assert "the next run tries again" in str(world.clean().refused)

@@ -73,7 +73,11 @@ def landed(state: StreamState) -> tuple[int, int]:
         ({"problem": "s.yaml: latenes: is an unknown key"}, "declaration", "s.yaml: latenes: is an unknown key"),
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
         ({"alive": False}, "writer", "no writer has ever run"),
-        ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` shows"),
+        (
+            {"alive": None, "given_up": "it broke"},
+            "writer",
+            "its supervisor gave up: it broke. `frazil status s` shows",
+        ),
         ({"crashes": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
