@@ -138,7 +138,7 @@ def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
 
 
 def _forbidding_settings(metadata: TableMetadata) -> str | None:
-    """Return the table setting because of which no snapshot may expire; None if no such setting exists."""
+    """Return the table setting that forbids every expiry; None if the table has none."""
     if not may_delete_files(metadata.properties):
         return "no snapshot expires: the table has `gc.enabled=false`, so another table may share its files"
     main = metadata.refs.get(MAIN)

@@ -53,9 +53,8 @@ def measure(
 ) -> TableHealth | None:
     """Measure the table's current health; None if the table does not exist yet.
 
-    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka if the last commit is too old
-    for the alert `freshness`, or if the alert `lag` is switched on. Raises AccessDenied, CommitUnavailable,
-    MadeElsewhere, and any error of the storage's client.
+    With `ask_kafka`, Kafka reports the lag of streams without a writer on this host, if an alert needs it: `freshness`
+    after an old commit, or `lag`. Raises AccessDenied, CommitUnavailable, MadeElsewhere, and any error of the storage.
     """
     with catalog_errors(catalog.name):
         try:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
-from typing import Self
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -128,7 +127,12 @@ def clean_orphans(
     not exist, TableLost if only its files do, MadeElsewhere, and any error before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
-    cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)
+    with catalog_errors(catalog.name):
+        try:
+            before = load_maintained(catalog, table)
+        except NoSuchTableError as error:
+            raise absent_table_error(table.identifier, table.streams) from error
+    cleanup = _Cleanup(catalog, table.settings.orphans, before, now_ms, neighbours)
     try:
         report = cleanup.run(report)
     except _Refused as refusal:
@@ -138,7 +142,7 @@ def clean_orphans(
         ending = Ending.REFUSED if report.refused else Ending.DONE
         numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
         made = PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)
-        remember(cleanup.before, [made], now_ms=now_ms)
+        remember(before, [made], now_ms=now_ms)
     return report
 
 
@@ -159,16 +163,6 @@ class _Cleanup:
     now_ms: int
     neighbours: Sequence[Folders] | None = None
     place: Resolver = field(default_factory=Resolver)
-
-    @classmethod
-    def begin(
-        cls, catalog: Catalog, table: MaintainedTable, *, now_ms: int, neighbours: Sequence[Folders] | None
-    ) -> Self:
-        with catalog_errors(catalog.name):
-            try:
-                return cls(catalog, table.settings.orphans, load_maintained(catalog, table), now_ms, neighbours)
-            except NoSuchTableError as error:
-                raise absent_table_error(table.identifier, table.streams) from error
 
     def run(self, report: OrphanReport) -> OrphanReport:
         folder = state_location(self.before, STATE)

@@ -51,7 +51,7 @@ def silent(
             DEV_START if dev else f"airflow {component}",
         )
         for component in EFFECTS
-        if not ((beat := heartbeats.get(component)) and beat.runs and now_ms - beat.at_ms <= ALIVE_MS)
+        if not ((last := heartbeats.get(component)) and last.runs and now_ms - last.at_ms <= ALIVE_MS)
     )
 
 

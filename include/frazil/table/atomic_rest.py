@@ -32,8 +32,7 @@ class _CommitTransactionRequest(IcebergBaseModel):
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
     """Commit the changes with one request. Returns None, because the response has no metadata.
 
-    Each call has its own idempotency key, in case a gateway repeats the request. Raises CommitFailedException if a
-    requirement does not hold, and otherwise the errors of PyIceberg's commit of a single table.
+    A gateway may repeat the request, so it has an idempotency key. Raises the errors of PyIceberg's commit of a table.
     """
     request = _CommitTransactionRequest(
         table_changes=tuple(

@@ -37,10 +37,7 @@ _PYTHON_ONLY = frozenset(
 
 
 def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark property `spark.sql.catalog.<name>` and its subkeys.
-
-    Raises SpecError for a catalog that Spark cannot open.
-    """
+    """Return Spark's property of the catalog and its subkeys. Raises SpecError if Spark cannot open the catalog."""
     kind = catalog_type(properties)
     translated = _translate_keys(properties)
     if kind == "sql":
