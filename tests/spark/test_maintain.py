@@ -220,7 +220,7 @@ def rewritten(made: Made) -> tuple[int, int]:
     """Files as planned of the chosen partitions, and next to them, where Iceberg took exactly that many."""
     plan = made.plan()
     done = SparkTable.load(made.spark, made.catalog, made.table).rewrite(plan.rewrites, sort=False)
-    beside = sum(r.beside_files for r in plan.rewrites)
+    beside = sum(r.old_spec_files for r in plan.rewrites)
     assert (done.removed, done.failed, done.lost, done.errors) == (plan.files + beside, 0, (), ())
     return plan.files, beside
 

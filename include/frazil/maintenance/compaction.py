@@ -37,9 +37,9 @@ class Rewrite:
     """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""
     below_bytes: int | None = None
     """Size below which files are rewritten, if only some of the small files are; else None."""
-    beside_files: int = 0
+    old_spec_files: int = 0
     """Number of files of older partition specs that Iceberg rewrites too: they may have rows of the partition."""
-    beside_bytes: int = 0
+    old_spec_bytes: int = 0
     deleted_percent: int | None = None
     """Percentage of deleted rows from which a data file is rewritten; None if no file has as many."""
     small: bool = True
@@ -62,7 +62,7 @@ class LeftReason(StrEnum):
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
-    BESIDE = "small files of older partition specs next to them"
+    OVERLAP = "small files of older partition specs next to them"
     BUDGET = "beyond the budget"
     BUSY = "being merged into"
 
@@ -249,17 +249,17 @@ def _within_budget(
     left: list[LeftPartition] = []
     rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
     for place, alone in enumerate(ordered):
-        beside = [p for p in old if _may_share_rows(p, alone.partition)]
-        rewrite = _with_older_specs(alone, beside)
-        cost = rewrite.bytes + rewrite.beside_bytes
-        fitting = rewrite if cost <= rest else None if beside else _small_files_part(rewrite, rest, target=target)
-        if beside and cost > budget:
-            beside_files = counted(rewrite.beside_files, "small file")
-            why = f"{beside_files} of older specs would be rewritten with it, {cost:,} bytes"
-            left.append(LeftPartition(alone.partition, LeftReason.BESIDE, f"{why} in all: rewrite those by hand"))
+        overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
+        rewrite = _with_older_specs(alone, overlapping)
+        cost = rewrite.bytes + rewrite.old_spec_bytes
+        fitting = rewrite if cost <= rest else None if overlapping else _small_files_part(rewrite, rest, target=target)
+        if overlapping and cost > budget:
+            old_spec_files = counted(rewrite.old_spec_files, "small file")
+            why = f"{old_spec_files} of older specs would be rewritten with it, {cost:,} bytes"
+            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, f"{why} in all: rewrite those by hand"))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
-        if fitting is None and deletes and not taken and not beside:
+        if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
         if cost > budget and not deletes and not _small_files_part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
@@ -267,7 +267,7 @@ def _within_budget(
             continue
         if fitting is not None:
             taken.append(fitting)
-            rest -= fitting.bytes + fitting.beside_bytes
+            rest -= fitting.bytes + fitting.old_spec_bytes
             old = [p for p in old if not _may_share_rows(p, alone.partition)]
         if fitting is not rewrite or rest <= 0:
             later = ordered[place + 1 if fitting else place :]
@@ -285,16 +285,16 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
     return begin < other_end and other_begin < end
 
 
-def _with_older_specs(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
+def _with_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
     """Add the files of older specs that Iceberg may rewrite together with the partition."""
-    if not beside:
+    if not overlapping:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
     due = rewrite.deleted_percent is not None
-    files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in beside)
-    size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in beside)
+    files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in overlapping)
+    size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
     why = f"{rewrite.reason}, with up to {counted(files, 'small file')} of older specs"
-    return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
+    return dataclasses.replace(rewrite, reason=why, old_spec_files=files, old_spec_bytes=size)
 
 
 def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:

@@ -82,10 +82,10 @@ def read_references(table: Table, place: Callable[[str], Place], *, before: Tabl
     live = {place(path) for path in of_newest}
     paths = {place(path).path for path in (*_metadata_files(table), *manifests, *(s.manifest_list for s in snapshots))}
     for path, files in zip(manifests, pool.map(lambda m: _list_files(m, table.io), manifests.values()), strict=True):
-        places = [place(file) for file in files]
-        paths.update(found.path for found in places)
+        resolved = [place(file) for file in files]
+        paths.update(found.path for found in resolved)
         if path in of_newest:
-            live.update(places)
+            live.update(resolved)
     kept = [place(path) for path in (before.metadata_location, *([newest.manifest_list] if newest else ()))]
     if not newest or kept[-1].path in paths:
         live.update(found for found in kept if found.path in paths)

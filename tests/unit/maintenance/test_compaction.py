@@ -319,16 +319,16 @@ def at(path: str, begin_us: int | None, end_us: int | None, *, spec: int = 0, sm
 def test_small_files_of_an_older_spec_count_once_against_the_budget_where_their_time_is_a_chosen_partition_s():
     old, days = at("month=1", 0, 30, spec=3, small=50), [at(f"day={n}", n, n + 1) for n in (28, 29, 30)]
     made = plan(old, *days, settings=SETTINGS)
-    assert [(r.partition.path, r.beside_files, r.beside_bytes) for r in made.rewrites] == [
+    assert [(r.partition.path, r.old_spec_files, r.old_spec_bytes) for r in made.rewrites] == [
         ("day=28", 50, 5_000), ("day=29", 0, 0), ("day=30", 0, 0),
     ]  # fmt: skip
     assert made.rewrites[0].reason.endswith("with up to 50 small files of older specs")
-    assert sum(r.bytes + r.beside_bytes for r in made.rewrites) <= SETTINGS.budget
+    assert sum(r.bytes + r.old_spec_bytes for r in made.rewrites) <= SETTINGS.budget
 
 
 def test_a_partition_is_left_where_the_older_spec_s_files_beside_it_are_beyond_any_budget():
     old, day, later = at("", None, None, spec=3, small=500), at("day=1", 1, 2), at("day=40", 40, 41)
-    assert [left.why for left in plan(old, day).left] == [LeftReason.OLD_SPEC, LeftReason.BESIDE]
+    assert [left.why for left in plan(old, day).left] == [LeftReason.OLD_SPEC, LeftReason.OVERLAP]
     made = plan(dataclasses.replace(old, window_begin_us=0, window_end_us=31), day, later)
     assert [r.partition.path for r in made.rewrites] == ["day=40"]
 
