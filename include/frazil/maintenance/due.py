@@ -94,8 +94,8 @@ def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: t
 
 def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
     if health.delete_files_per_file >= DELETES_PER_FILE and (not health.merged or _many_deleted(health, settings)):
-        files = f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}"
-        return Due(True, f"{files}, with {health.deleted_percent:.1f} % of the rows deleted")
+        deletes = f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}"
+        return Due(True, f"{deletes}, with {health.deleted_percent:.1f} % of the rows deleted")
     if health.data_files < settings.min_files and not health.delete_files:
         return Due(False, f"{counted(health.data_files, 'file', 'is|are')} few enough")
     if again:

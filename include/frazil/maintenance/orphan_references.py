@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
@@ -137,8 +138,9 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
 
 def _bare_manifest(path: str) -> ManifestFile:
     """Return a manifest object with only the fields that are needed to read its entries."""
-    numbers = ("manifest_length", "partition_spec_id", "sequence_number", "min_sequence_number", "added_snapshot_id")
-    return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **dict.fromkeys(numbers, 0))
+    names = ("manifest_length", "partition_spec_id", "sequence_number", "min_sequence_number", "added_snapshot_id")
+    zeros: dict[str, Any] = dict.fromkeys(names, 0)
+    return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **zeros)
 
 
 def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
