@@ -28,9 +28,8 @@ from frazil.kafka.truncation import check_not_cut
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.plan import BatchPolicy
+from frazil.stream.plan import BatchPolicy, Position
 from frazil.stream.planner import BatchPlanner, PlannerSettings
-from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows
 
@@ -186,7 +185,7 @@ class Writer:
             settings=PlannerSettings(self.stream, self.topics, policy, IDLE_S, str(folder)),
             kafka=self.kafka,
             source=marker.source,
-            position=Position.of(marker),
+            position=Position.from_marker(marker),
             clock=self.world.clock,
         )
 

@@ -32,7 +32,7 @@ from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.kafka.admin import KafkaOffsets
 from frazil.stream import outage
 from frazil.stream.batch import BatchRunner
-from frazil.stream.position import Position
+from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits

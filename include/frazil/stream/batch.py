@@ -56,8 +56,7 @@ from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import MAX_NAMED, Evolved, evolved, ignored, without_columns
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import waited_out
-from frazil.stream.planner_exchange import read_rates, write_rates
-from frazil.stream.position import Position
+from frazil.stream.plan import Position, read_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import stage_context

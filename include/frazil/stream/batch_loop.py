@@ -23,10 +23,8 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting
-from frazil.stream.plan import BatchPolicy
+from frazil.stream.plan import BatchPolicy, PlannerReport, Position, read_rates, write_rates
 from frazil.stream.planner import POLL_S, BatchPlanner, PlannerSettings
-from frazil.stream.planner_exchange import PlannerReport, read_rates, write_rates
-from frazil.stream.position import Position
 from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
@@ -111,7 +109,7 @@ class BatchLoop:
             settings=self._settings(),
             kafka=r.kafka,
             source=r.marker.source,
-            position=Position.of(r.marker),
+            position=Position.from_marker(r.marker),
             report=self.planned,
             whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )

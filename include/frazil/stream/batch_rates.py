@@ -14,8 +14,7 @@ from frazil.errors import StaleBatch
 from frazil.host.exchange import Exchange
 from frazil.ingest.contract import RangeProgress
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.plan import learned
-from frazil.stream.planner_exchange import read_rates, write_rates
+from frazil.stream.plan import learned, read_rates, write_rates
 from frazil.stream.throttle import Measure
 
 

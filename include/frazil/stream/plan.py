@@ -1,5 +1,4 @@
-"""The planner's decisions: when to start a batch, at which offsets it ends, and how its ranges are divided among tasks.
-Pure.
+"""Plans batches: when a batch starts, at which offsets it ends, and how its ranges are divided among tasks.
 
 Times are seconds of a monotonic clock. Producers' timestamps are not used.
 """
@@ -8,12 +7,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
+from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
+from frazil.host.exchange import Exchange
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
+
+_RATES = "rates.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The offsets at which a batch ends. The batch's journal and the marker record them."""
+
+    offsets: Mapping[TopicPartition, int]
+    idle: frozenset[TopicPartition] = frozenset()
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The epoch of the leader that had the last record before each offset, if known."""
+    transaction: LastTransaction = NO_TRANSACTION
+    """The last source transaction before these offsets, if the stream reads whole transactions."""
+
+    @classmethod
+    def from_marker(cls, marker: Marker) -> Position:
+        return cls(marker.offsets, marker.idle, marker.leader_epochs, marker.transaction)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerReport:
+    """The planner's last observation."""
+
+    ends: Mapping[TopicPartition, int]
+    """The offsets up to which records may be read."""
+    began: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The first offsets of partitions that appeared while the writer ran and that are not in a marker yet."""
+    in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Number of offsets that wait for transactions to end, for each partition that has such offsets."""
+    transaction: str = ""
+    """The source transaction that the offsets wait for, and what to do; empty for Kafka's own transactions."""
+    observed_at_ms: int = 0
+    """Time of the observation, in milliseconds since 1970."""
+
+    def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return the number of records after these offsets, for each topic-partition that has such records."""
+        starts = {**self.began, **offsets}
+        lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
+        return {tp: lag for tp, lag in lags.items() if lag > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +69,18 @@ class Rates:
     """The part of a batch's duration that does not depend on its size: scheduling, journal and commit."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched (`frazil.stream.throttle`)."""
+
+
+def write_rates(exchange: Exchange, rates: Rates) -> None:
+    exchange.write(_RATES, asdict(rates))
+
+
+def read_rates(exchange: Exchange) -> Rates:
+    """Return the rates of earlier batches; the defaults if none are stored or the document is malformed."""
+    try:
+        return Rates(**dict(exchange.read(_RATES)))
+    except (ValueError, TypeError):
+        return Rates()
 
 
 @dataclass(frozen=True, slots=True)

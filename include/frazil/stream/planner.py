@@ -25,9 +25,16 @@ from frazil.kafka.retention import check_no_gap
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
-from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
-from frazil.stream.planner_exchange import PlannerReport, read_rates
-from frazil.stream.position import Position
+from frazil.stream.plan import (
+    BatchPolicy,
+    PlannerReport,
+    Position,
+    assign,
+    batch_due,
+    bounded_ends,
+    read_rates,
+    task_count,
+)
 from frazil.stream.whole_transactions import WholeTransactions
 
 log = logging.getLogger(__name__)

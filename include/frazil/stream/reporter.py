@@ -33,7 +33,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
 from frazil.stream.hosting import Heartbeats
-from frazil.stream.planner_exchange import PlannerReport
+from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stall import StallWatch
 from frazil.stream.stall_history import BatchName, Limits, Sample

@@ -60,8 +60,8 @@ from frazil.stream.engine import Engine
 from frazil.stream.event_log import log_event
 from frazil.stream.hosting import Hosting
 from frazil.stream.merge_tasks import MergeRun
+from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_S
-from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.recording import Recording, recorded

@@ -25,8 +25,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_rates import join_ranges, write_rates_of
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.outage import waited_out
-from frazil.stream.plan import Rates
-from frazil.stream.planner_exchange import read_rates, write_rates
+from frazil.stream.plan import Rates, read_rates, write_rates
 from frazil.stream.progress import Counted, ProgressFolder
 from frazil.stream.spark_engine import SparkEngine
 

@@ -15,7 +15,7 @@ from frazil.events import PhaseBegan, StreamEvent
 from frazil.host.heartbeat import Phase
 from frazil.stream import batch_loop
 from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s
-from frazil.stream.position import Position
+from frazil.stream.plan import Position
 
 TP = ("t", 0)
 START, LATER = Position({TP: 5}), Position({TP: 9})

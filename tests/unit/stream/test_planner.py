@@ -16,10 +16,8 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
 from frazil.partitions.watermark import watermark_us
 from frazil.spec.topics import TopicPattern
-from frazil.stream.plan import BatchPolicy, Rates
+from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
-from frazil.stream.planner_exchange import PlannerReport, write_rates
-from frazil.stream.position import Position
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)

@@ -16,7 +16,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.event_log import log_event
-from frazil.stream.planner_exchange import PlannerReport
+from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, write_task
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallWatch

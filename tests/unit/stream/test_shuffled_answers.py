@@ -14,7 +14,7 @@ from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import RangeProgress, Shuffle, StageContext, StagedFile, StageResult, Target, TargetTable
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled
-from frazil.stream.position import Position
+from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 
 TABLE = TargetTable("{}", "{}", "{}", {}, "/data/1/1", 1)

@@ -24,7 +24,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.event_log import log_event
-from frazil.stream.planner_exchange import read_rates
+from frazil.stream.plan import read_rates
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
