@@ -119,6 +119,6 @@ class Process:
     def follow(self) -> None:
         assert self.staged is not None
         if self.route:
-            self.route.decided()
+            self.route.commit_batch()
         sweep_batch(self.tables, self.staged)
         self.staged, self.journaled, self.decided = None, False, False

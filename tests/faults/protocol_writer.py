@@ -211,7 +211,7 @@ class Writer:
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):
-            _, self.staged = runner.staged(stage, key, position, tasks=len(stage.plans))
+            _, self.staged = runner.stage(stage, key, position, tasks=len(stage.plans))
         self.journaled = False
         return True
 

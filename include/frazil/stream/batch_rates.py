@@ -18,7 +18,7 @@ from frazil.stream.plan import learned, read_rates, write_rates
 from frazil.stream.throttle import Measure
 
 
-def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
+def update_rates(exchange: Exchange, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
     """Update the planner's rates after a batch that took `batch_s` seconds in all."""
     task_s = [a.seconds for a in answers]
     rates = learned(
@@ -31,7 +31,7 @@ def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskA
     write_rates(exchange, rates)
 
 
-def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
+def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
     """Measure a table's metadata after a commit that took `commit_s` seconds.
 
     Counts only the snapshots of the branch `main`, as maintenance does. An open backfill branch would count each of

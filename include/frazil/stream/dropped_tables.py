@@ -71,7 +71,7 @@ def dropped_tables(
     with catalog_errors(catalog.name):
         gone = _absent(catalog, names)
     read = sorted(gone if there is None else names)
-    members = in_parallel(lambda name: member_of(tables, name), read) if read else []
+    members = in_parallel(lambda name: member_of(tables, name), read)
     found = []
     for member in members:
         if member is None or not still_has(spec, member):
@@ -92,8 +92,9 @@ def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
-    there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
-    return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
+    return {
+        name for name, exists in zip(unlisted, in_parallel(catalog.table_exists, unlisted), strict=True) if not exists
+    }
 
 
 def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:

@@ -6,16 +6,15 @@ An engine makes no decisions: it maps a function over the tasks of a batch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from frazil import errors
+from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.stream.merge_tasks import MergeTasks
-from frazil.stream.stage_rows import StageRows
+from frazil.stream.stage_rows import StageRows, parse_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +82,10 @@ class Engine(Protocol):
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     """Parse the answers of `StageRows`. Raises the FrazilError that a task ended with."""
-    return tuple(_read_answer(json.loads(answer)) for answer in answers)
+    return tuple(_task_answer(parse_answer(answer)) for answer in answers)
 
 
-def _read_answer(answer: Mapping[str, Any]) -> TaskAnswer:
-    if "error" in answer:
-        raise getattr(errors, answer["error_type"])(answer["error"])
+def _task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
     return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"])
 
 
@@ -98,10 +95,7 @@ def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
     exactly the rows that the readers sent. A reader that Spark ran again may have sent other rows.
     """
-    found = [json.loads(answer) for answer in answers]
-    for answer in found:
-        if "error" in answer:
-            raise getattr(errors, answer["error_type"])(answer["error"])
+    found = [parse_answer(answer) for answer in answers]
     if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):
         raise RecordSuspected(suspect)
     readers = {answer["read"]: answer for answer in found if "read" in answer}
@@ -109,11 +103,11 @@ def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     sent = {(r, w): rows for r, answer in readers.items() for w, rows in enumerate(answer["sent"]) if rows}
     received = {(int(r), w): rows for w, answer in writers.items() for r, rows in answer["received"].items()}
     if sent != received or readers.keys() != writers.keys() or len(found) != 2 * len(readers):
-        raise errors.StaleBatch("what the tasks of a shuffle wrote is not what they read: the batch is staged again")
-    return tuple(_joined(readers[i], writers[i]) for i in sorted(readers))
+        raise StaleBatch("the tasks of a shuffle wrote other rows than they read: the batch is staged again")
+    return tuple(_join(readers[i], writers[i]) for i in sorted(readers))
 
 
-def _joined(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
-    answer = _read_answer({**reader, "task_s": reader["task_s"] + writer["task_s"]})
+def _join(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
+    answer = _task_answer({**reader, "task_s": reader["task_s"] + writer["task_s"]})
     files = (*answer.result.files, *map(StagedFile.from_json, writer["files"]))
     return replace(answer, result=replace(answer.result, files=files), partitions=reader["partitions"])

@@ -22,7 +22,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Evolved:
+class EvolutionResult:
     """The changes that were made to a table because of a batch's schema drift, and those that were refused."""
 
     changes: tuple[str, ...]
@@ -30,13 +30,13 @@ class Evolved:
     refused: tuple[Refusal, ...]
 
 
-def ignored(refused: Sequence[Refusal], *, table: str) -> str:
+def ignored_fields_notice(refused: Sequence[Refusal], *, table: str) -> str:
     """Return the notice about fields of records that cannot become columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
-def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
+def unmatched_records_notice(records: int, names: Sequence[str], *, table: str) -> str:
     """Return the notice about records that have no field of any column."""
     fields = f": their fields are {', '.join(map(repr, names))}" if names else ""
     if {"schema", "payload"} <= set(names):
@@ -46,7 +46,9 @@ def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
     return f"{counted(records, 'record', 'has|have')} no field of any column of {table}{fields}. {remedy}"
 
 
-def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:
+def evolve_table(
+    table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
+) -> EvolutionResult:
     """Change the table as far as the stream's `evolution` allows, so that it accepts the drift.
 
     For a routed table, pass the default table as `main`: the columns get the names that they have there. Raises the
@@ -59,9 +61,9 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, mai
         wanted, dropped = _renamed(wanted, main.schema(), former)
         refused = (*refused, *dropped)
     if not wanted:
-        return Evolved((), refused)
+        return EvolutionResult((), refused)
     found = evolve(table, spec, wanted)
-    return Evolved(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
+    return EvolutionResult(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
 
 
 def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:

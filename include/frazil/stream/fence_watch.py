@@ -48,9 +48,9 @@ class FenceWatch:
     _said: bool = False
 
     def __post_init__(self) -> None:
-        self.committed()
+        self.postpone()
 
-    def committed(self) -> None:
+    def postpone(self) -> None:
         """Record that a commit has just checked the epoch, which postpones the next check."""
         self._checked_s = self.clock()
 

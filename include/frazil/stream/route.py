@@ -22,7 +22,7 @@ from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_duration, shortened
-from frazil.stream.evolve import Evolved
+from frazil.stream.evolve import EvolutionResult
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
@@ -108,17 +108,15 @@ class StreamRoute:
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
-    def try_again(self, default_marker: Marker) -> None:
-        """Load or create the routed tables that could not be loaded or created before.
+    def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
+        """Return the batch's staging context with the routed tables added.
 
-        Called before a batch is staged.
+        First tries again to load or create the routed tables for which this failed before.
         """
-        if self.routed:
-            self.routed.try_again(default_marker)
-
-    def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the batch's staging context with the routed tables added."""
-        return self.routed.placed(context, key) if self.routed else context
+        if self.routed is None:
+            return context
+        self.routed.retry_absent(default_marker)
+        return self.routed.add_targets(context, key)
 
     def make(self, values: Collection[str], default_marker: Marker) -> None:
         """Create tables for new route values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
@@ -132,13 +130,13 @@ class StreamRoute:
         """
         return self.routed is not None and target in self.routed.absent
 
-    def evolved(
+    def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
-    ) -> Iterable[tuple[Target, Evolved | None]]:
-        """Evolve routed tables; see `RoutedTables.evolved`."""
-        return self.routed.evolved(drift, main).items() if self.routed else ()
+    ) -> Iterable[tuple[Target, EvolutionResult | None]]:
+        """Evolve routed tables; see `RoutedTables.evolve_tables`."""
+        return self.routed.evolve_tables(drift, main).items() if self.routed else ()
 
-    def decided(self) -> None:
+    def commit_batch(self) -> None:
         """Commit the batch that was just committed to the default table to the routed tables.
 
         With an atomic commit, they already have it.

@@ -30,7 +30,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
-from frazil.stream.evolve import Evolved, evolved, waiting_columns
+from frazil.stream.evolve import EvolutionResult, evolve_table, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
 from frazil.table.declared import identifier_of
@@ -52,11 +52,8 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
     AdoptionRequired for a table with batches that the default table does not have. Also raises the errors of the
     catalog and of `ensure_declared`.
     """
-    catalog, default_marker, value = (
-        load_catalog(spec.table.catalog),
-        tables.marker(),
-        _noted_value(spec, tables, target),
-    )
+    catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
+    value = _noted_value(spec, tables, target)
     declared = routed_table(spec, target, value)
     with catalog_errors(catalog.name):
         try:
@@ -81,7 +78,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.set_current(table)
-    marker = read_marker(handle.current().properties, spec.name)
+    marker = read_marker(table.properties, spec.name)
     if default_marker is None:
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
@@ -141,8 +138,7 @@ def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
 def _full(limit: int) -> str:
     return (
         f"route.limit is {limit}, and the writer has made that many tables. Raise it, or give the value a table in "
-        "route.tables; "
-        "then replay its dead letters"
+        "route.tables; then replay its dead letters"
     )
 
 
@@ -214,7 +210,7 @@ class RoutedTables:
         Rows for such a table wait for it. Otherwise they would be dead letters until a start can load the table.
         """
         names = sorted(self._unread & self._members)
-        members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
+        members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
         self._in_parallel(lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets])
 
@@ -266,7 +262,7 @@ class RoutedTables:
         atomic = self.spec.commit.atomic
         return atomic if isinstance(atomic, bool) else target in atomic
 
-    def try_again(self, default_marker: Marker) -> None:
+    def retry_absent(self, default_marker: Marker) -> None:
         """Try again to load or create the tables in `absent`.
 
         Leaves out tables for which rows wait: they are created when these rows are committed.
@@ -282,9 +278,8 @@ class RoutedTables:
             )
             self._load_or_create(target, value, act)
 
-        if names := [target for target in sorted(self.absent) if target not in self.behind]:
-            with catalog_errors(self.catalog.name):
-                self._in_parallel(again, names)
+        with catalog_errors(self.catalog.name):
+            self._in_parallel(again, [target for target in sorted(self.absent) if target not in self.behind])
 
     def _values(self) -> dict[Target, str]:
         """Map each table that the template creates to its route value."""
@@ -362,21 +357,19 @@ class RoutedTables:
             self._members.add(identifier)
         handle = self.tables.handle(identifier)
         handle.set_current(table)
-        marker = read_marker(handle.current().properties, self.spec.name)
+        marker = read_marker(table.properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # A replay may run while a writer does, which may have committed to the default table since.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
                 raise AdoptionRequired(_ahead(self.spec, identifier, marker))
-        if marker is not None:
-            return
-        self._check_no_waiting_rows(identifier)
-        write_first_marker(self.tables, handle, default_marker)
+        if marker is None:
+            self._check_no_waiting_rows(identifier)
+            write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Raise RouteBehind if rows wait for a table that is about to get its first marker: they would be lost."""
-        if identifier in self.behind:
-            behind = self.behind[identifier]
+        if behind := self.behind.get(identifier):
             remedy = "Put the table back as it was" if behind.gone else "Fix that"
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {behind}. {remedy}, or let it go on without them: "
@@ -386,30 +379,31 @@ class RoutedTables:
     def _in_parallel(self, act: Callable[[str], None], names: list[str]) -> None:
         if names:
             with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
-                for _ in pool.map(act, names):
-                    pass
+                list(pool.map(act, names))
 
-    def evolved(self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table) -> dict[Target, Evolved | None]:
+    def evolve_tables(
+        self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
+    ) -> dict[Target, EvolutionResult | None]:
         """Evolve routed tables by the schema drift of a batch. `main` is the default table.
 
         Returns the result for each table; None for a table that failed and was added to `absent`. Rows of such a table
         wait next to the default table, which gets their columns instead.
         """
-        found = dict[Target, Evolved | None].fromkeys(drift)
+        found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._values()
 
         def change(target: Target) -> None:
             table = self.tables.handle(target).refresh()
             # A table without this stream's marker must not change.
             require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
-            found[target] = evolved(table, self.spec, drift[target], main=main)
+            found[target] = evolve_table(table, self.spec, drift[target], main=main)
 
         self._in_parallel(
             lambda target: self._load_or_create(target, values.get(target), lambda: change(target)), sorted(drift)
         )
         return found
 
-    def placed(self, context: StageContext, key: BatchKey) -> StageContext:
+    def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the batch's staging context with the known routed tables added. Loads only tables whose last commit
         failed.
 

@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import TaskContext
 
-from frazil import __version__
+from frazil import __version__, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.sensitive import speakable
@@ -20,6 +20,7 @@ from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import ProgressFolder, write_task
 from frazil.table.storage_mistakes import translate_staging_failure
 
+T = TypeVar("T")
 Sent = tuple[int, str | tuple[int, int, bytes]]
 """An item that passes through a shuffle.
 
@@ -30,7 +31,7 @@ task, row count and data.
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces `StageRows` that a driver of another version sent.
+    """Replaces the function that a driver of another version sent.
 
     It answers each task with an error, which ends the writer.
     """
@@ -41,7 +42,7 @@ class VersionRefusal:
         return map(self.answer, plans)
 
     def answer(self, _: str) -> str:
-        return json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence})
+        return json.dumps(error_answer(VersionChanged(self.sentence)))
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
         return ((0, self.answer(plan)) for plan in plans)
@@ -50,21 +51,40 @@ class VersionRefusal:
         yield self.answer("")
 
 
+def error_answer(error: FrazilError) -> dict[str, object]:
+    return {"error_type": type(error).__name__, "error": str(error)}
+
+
+def parse_answer(answer: str) -> dict[str, Any]:
+    """Parse a task's answer. Raises the FrazilError that the task ended with."""
+    value: dict[str, Any] = json.loads(answer)
+    if "error" in value:
+        raise getattr(errors, value["error_type"])(value["error"])
+    return value
+
+
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
     """Rebuild the function that a driver sent, or return a refusal if the driver has another version.
 
     Drivers of earlier versions call this function. So keep its name, and `version` and `context.stream` in the
     argument.
     """
+    return rebuild(
+        work, lambda: StageRows(StageContext.from_named(work["context"]), ProgressFolder(**work["progress"]))
+    )
+
+
+def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefusal:
+    """Return the result of `build`, or a refusal if the driver that sent `work` has another version."""
     try:
         if work["version"] == __version__:
-            return StageRows(StageContext.from_named(work["context"]), ProgressFolder(**work["progress"]))
+            return build()
         why = f"version {work['version']}, and version {__version__} was installed since"
     except (KeyError, TypeError) as error:
-        why = f"other code of version {__version__} than is installed by now ({error})"
+        why = f"other code of version {__version__} than is installed now ({error})"
     stream = work["context"]["stream"]
     return VersionRefusal(
-        f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed"
+        f"the writer of stream {stream!r} runs {why}: it ends, and the next start uses the installed code"
     )
 
 
@@ -173,7 +193,7 @@ class StageRows:
                 raise error
             found = meant or found
         if isinstance(found, FrazilError):
-            return {"error_type": type(found).__name__, "error": str(found)}
+            return error_answer(found)
         said = speakable(found, self.context)
         return {"suspect": f"{type(said).__name__}: {said}"}
 

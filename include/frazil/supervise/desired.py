@@ -32,7 +32,10 @@ MAX_ATTEMPTS = 20
 
 
 class DesiredStore:
-    """Reads and writes the desired state of one stream. Each write builds on the newest state."""
+    """Reads and writes the desired state of one stream. Each write builds on the newest state.
+
+    A shared application has no table, so its state is stored on this host alone.
+    """
 
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
@@ -41,11 +44,6 @@ class DesiredStore:
         if table is not None:
             folder = state_location(table, stream)
             self._folders.insert(0, _DesiredStateFolder(open_store(folder, table.io.properties), folder))
-
-    @classmethod
-    def for_application(cls, application: str) -> DesiredStore:
-        """Open the desired state of a shared application, which is stored on this host alone."""
-        return cls(application, None)
 
     @property
     def is_with_table(self) -> bool:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import HistoryStore
@@ -34,81 +34,117 @@ Connections = Callable[[frozenset[str]], Mapping[str, str]]
 """Returns Airflow connections, as JSON or URI, by their ids. The call may block."""
 
 
-class Supervised(Protocol):
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run: its name, the folder of the streams' declarations, and its Python file."""
+
+    name: str
+    streams: Path
+    main: Path
+    parent: str | None = None
+    """The OpenLineage parent run, unless OPENLINEAGE_PARENT_ID is set in the environment."""
+
+    def request(
+        self,
+        connections: Mapping[str, str],
+        *,
+        variables: Collection[str],
+        fingerprint: str,
+        generation: int,
+        streams: tuple[str, ...],
+    ) -> LaunchRequest:
+        """Build the request to launch the program with this process's Python.
+
+        `variables` are the environment variables that the declarations reference.
+        """
+        python = sys.executable
+        environment = writer_environment(
+            variables, os.environ, connections=connections, python=python, home=str(home())
+        )
+        return LaunchRequest(
+            command=(python, str(self.main), self.name, "--streams", str(self.streams)),
+            environment=environment if self.parent is None else {PARENT: self.parent, **environment},
+            spec_fingerprint=fingerprint,
+            generation=generation,
+            streams=streams,
+        )
+
+
+class WriterProgram(Program):
+    """The writer of the stream `name`."""
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
+
+
+class ApplicationProgram(Program):
+    """The shared application `name`."""
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        return SupervisedApplication(self, clock=clock)
+
+
+class Supervised(ABC):
     """A supervised program: a stream's writer, or a shared application."""
 
+    def __init__(self, program: Program, *, clock: Callable[[], int]) -> None:
+        self._program, self._clock = program, clock
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        return self._program.name
 
     @property
     def folder(self) -> Path:
         """The run folder of the program."""
+        return run_folder(self.name)
 
-    def launcher(self) -> Launcher: ...
+    def launcher(self) -> Launcher:
+        return open_launcher(self.name)
 
+    @abstractmethod
     def read(self) -> Declared | Unreadable | Removed:
         """Read the current declaration."""
 
-    def policy(self) -> Policy: ...
+    def policy(self) -> Policy:
+        return Policy()
 
+    @abstractmethod
     def desired(self) -> Desired | Unreadable:
         """Read the desired state; never raises."""
 
     def table_fingerprint(self) -> str | None:
         """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
+        return None
 
+    @abstractmethod
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
         """Build the request to launch the writer. Raises SpecError."""
 
-    def launched(self) -> None:
+    def launched(self) -> None:  # noqa: B027 - only a stream has a table
         """Notify that a writer was launched, which may create a missing table."""
 
     def history(self) -> HistoryStore | None:
         """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
+        return None
 
+    @abstractmethod
     def pause(self, *, by: str, reason: str) -> None:
         """Store a user's pause. Raises the catalog's errors."""
 
+    @abstractmethod
     def resume(self, *, by: str, reason: str) -> None:
         """Undo a pause by the same `by`; keep any other pause. Raises the catalog's errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriterProgram:
-    """A writer to run: the stream's name, the folder of its declaration, and the writer's Python file."""
-
-    stream: str
-    streams: Path
-    main: Path
-    parent: str | None = None
-    """The writer's OpenLineage parent run, unless OPENLINEAGE_PARENT_ID is set in the environment."""
-
-    def command(self) -> tuple[str, ...]:
-        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
-        return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
-
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
-        return SupervisedStream(self, Declaration(self.stream, self.streams, clock=clock), clock=clock)
-
-
-class SupervisedStream:
+class SupervisedStream(Supervised):
     """Supervises one stream's own writer."""
 
-    def __init__(self, program: WriterProgram, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
-        self._program, self._declaration, self._clock = program, declaration, clock
+    def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
+        super().__init__(program, clock=clock)
+        self._declaration = declaration
         self._removed_since_ms: int | None = None
         self._table = TableState(clock=clock)
-
-    @property
-    def name(self) -> str:
-        return self._program.stream
-
-    @property
-    def folder(self) -> Path:
-        return run_folder(self.name)
-
-    def launcher(self) -> Launcher:
-        return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
         """Read the declaration.
@@ -134,13 +170,10 @@ class SupervisedStream:
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
         spec = self._valid_spec()
-        return LaunchRequest(
-            command=self._program.command(),
-            environment={
-                **_parent_environment(self._program.parent),
-                **launch_environment(environment_names(spec), connections(declared_connections(spec))),
-            },
-            spec_fingerprint=spec.fingerprint(),
+        return self._program.request(
+            connections(declared_connections(spec)),
+            variables=environment_names(spec),
+            fingerprint=spec.fingerprint(),
             generation=generation,
             streams=(self.name,),
         )
@@ -170,45 +203,16 @@ class SupervisedStream:
         return self._declaration.spec
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationProgram:
-    """A shared application to run: its name, the folder of its streams' declarations, and its Python file."""
-
-    application: str
-    streams: Path
-    main: Path
-    parent: str | None = None
-    """See `WriterProgram`."""
-
-    def command(self) -> tuple[str, ...]:
-        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
-        return (sys.executable, str(self.main), self.application, "--streams", str(self.streams))
-
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
-        return SupervisedApplication(self, clock=clock)
-
-
-class SupervisedApplication:
+class SupervisedApplication(Supervised):
     """Supervises a shared application. The application itself supervises its streams' writers.
 
     A pause of the application is stored on its host. Pauses of its streams are handled by the application.
     """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
-        self._program, self._clock = program, clock
+        super().__init__(program, clock=clock)
         self._application: Application | None = None
         self._missing_since_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return self._program.application
-
-    @property
-    def folder(self) -> Path:
-        return run_folder(self.name)
-
-    def launcher(self) -> Launcher:
-        return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
         now_ms = self._clock()
@@ -225,38 +229,22 @@ class SupervisedApplication:
         self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
         return Removed(self._missing_since_ms)
 
-    def policy(self) -> Policy:
-        return Policy()
-
     def desired(self) -> Desired | Unreadable:
         try:
             return self._store.read()
         except (FrazilError, OSError) as error:
             return Unreadable(f"{type(error).__name__}: {error}")
 
-    def table_fingerprint(self) -> str | None:
-        return None
-
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        if self._application is None:
+        if (application := self._application) is None:
             raise SpecError(f"no stream in {self._program.streams} belongs to the application {self.name!r}")
-        found = self._application
-        return LaunchRequest(
-            command=self._program.command(),
-            environment={
-                **_parent_environment(self._program.parent),
-                **launch_environment(found.environment, connections(found.connections)),
-            },
-            spec_fingerprint=found.fingerprint(),
+        return self._program.request(
+            connections(application.connections),
+            variables=application.environment,
+            fingerprint=application.fingerprint(),
             generation=generation,
-            streams=tuple(spec.name for spec in found.streams),
+            streams=tuple(spec.name for spec in application.streams),
         )
-
-    def launched(self) -> None:
-        pass
-
-    def history(self) -> HistoryStore | None:
-        return None
 
     def pause(self, *, by: str, reason: str) -> None:
         if not _is_paused(self.desired()):
@@ -267,16 +255,7 @@ class SupervisedApplication:
 
     @property
     def _store(self) -> DesiredStore:
-        return DesiredStore.for_application(self.name)
-
-
-def launch_environment(referenced: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a writer that this process launches."""
-    return writer_environment(referenced, os.environ, connections=connections, python=sys.executable, home=str(home()))
-
-
-def _parent_environment(parent: str | None) -> dict[str, str]:
-    return {} if parent is None else {PARENT: parent}
+        return DesiredStore(self.name, None)
 
 
 def _undo_pause(store: DesiredStore, observed: Desired | Unreadable, *, by: str, reason: str) -> None:

@@ -345,7 +345,7 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     def refuse(*_: object) -> None:
         raise OSError("the catalog is out of reach")
 
-    monkeypatch.setattr("frazil.status.stream.load_stream_table", refuse)
+    monkeypatch.setattr("frazil.status.table.load_stream_table", refuse)
     monkeypatch.setattr(LocalLauncher, "observe", refuse)
     seen = stream_readings(observe(spec, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
     step = step_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)

@@ -25,7 +25,7 @@ from frazil.operations.dead_letters import count_rejected
 from frazil.operations.overview import Around, Line, StreamReading, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status import stream
+from frazil.status import table
 from frazil.status.derive import evaluated, of_writer
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import stream_state
@@ -52,7 +52,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
     def fails(_: object) -> None:
         raise ImportError("cannot import name 'x'")
 
-    monkeypatch.setattr(stream, "load_stream_table", fails)
+    monkeypatch.setattr(table, "load_stream_table", fails)
     found = stream_state(spec, now_ms=0)
     assert (found.table_exists, found.problems) == (
         None,

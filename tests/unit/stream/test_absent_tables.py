@@ -30,7 +30,7 @@ from frazil.errors import AccessDenied, RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
-from frazil.status.missing import missing_tables
+from frazil.status.table import missing_tables
 from frazil.stream.dropped_tables import dropped_tables, recreate_table
 from frazil.stream.route import MAX_NAMED, StreamRoute, pointer
 from frazil.stream.routed_tables import RoutedTables
@@ -101,7 +101,7 @@ class Shop(MadeRoute):
 
     def land(self, **rows: int) -> None:
         """A batch with that many rows of each value."""
-        self.route.try_again(self.home())
+        self.routed.retry_absent(self.home())
         self.route.make([value for value in rows if value not in self.routed.targets], self.home())
         self.absent = self.routed.absent
         self.run({self.routed.targets[value]: count for value, count in rows.items()})

@@ -22,9 +22,9 @@ from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
-from frazil.stream.batch_rates import join_ranges, write_rates_of
+from frazil.stream.batch_rates import join_ranges, update_rates
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.outage import waited_out
+from frazil.stream.outage import retry_during_outage
 from frazil.stream.plan import Rates, read_rates, write_rates
 from frazil.stream.progress import Counted, ProgressFolder
 from frazil.stream.spark_engine import SparkEngine
@@ -167,7 +167,7 @@ def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
     empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
-    write_rates_of(exchange, empty_commit, [], batch_s=9.0)
+    update_rates(exchange, empty_commit, [], batch_s=9.0)
     assert read_rates(exchange) == rates
 
 
@@ -209,8 +209,8 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
             raise CommitUnavailable("away")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchRunner, "staged", staged)
-        runner._staged(rest, key, rest, tasks=1)
+        patch.setattr(BatchRunner, "stage", staged)
+        runner._stage_through_outages(rest, key, rest, tasks=1)
     assert counts == [Counted(), Counted()]
 
 
@@ -236,7 +236,10 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest
         return str(answer)
 
     with caplog.at_level(logging.INFO):
-        assert waited_out(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append) == "staged"
+        assert (
+            retry_during_outage(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append)
+            == "staged"
+        )
     reported = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.partition("; trying")[0] for line in reported] == [
         "batch 3-1 cannot be staged: away",

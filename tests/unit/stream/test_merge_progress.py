@@ -166,7 +166,7 @@ def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWri
 def test_a_worker_with_other_code_refuses_a_merge_with_a_sentence(writer: MergingWriter):
     shipped, (work,) = MergeTasks((writer.context,), writer.progress).__reduce__()
     for changed in ({**work, "version": "0"}, {name: value for name, value in work.items() if name != "progress"}):
-        with pytest.raises(VersionChanged, match="the next start takes what is installed"):
+        with pytest.raises(VersionChanged, match="the next start uses the installed code"):
             read_results(shipped(changed)(["{}"]))
 
 

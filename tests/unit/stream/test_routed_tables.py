@@ -81,7 +81,7 @@ class Shop:
 
     def context(self, routed: RoutedTables) -> StageContext:
         key = BatchKey(1, 1)
-        return routed.placed(
+        return routed.add_targets(
             stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids), key
         )
 

@@ -265,4 +265,4 @@ def test_a_disk_that_takes_nothing_does_not_fail_a_batch_that_landed(
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     writer = Writer(declared("stretch"), tmp_path / "gone")
     writer.land(1)
-    assert "did not get the rates" in caplog.text
+    assert "cannot be recorded for the planner" in caplog.text
