@@ -27,9 +27,7 @@ from frazil.timetext import ago
 CRASHES = 3
 """Number of consecutive ends without a commit after which a writer counts as crash-looping."""
 STARTS_WITHIN_MS = Policy().max_backoff_ms
-"""Maximum time (ms) that a supervisor waits after a writer's end, or after an operator's request, before the next
-start.
-"""
+"""Maximum time (ms) that a supervisor waits after a writer's end or an operator's request before it starts one."""
 MAX_ERROR_CHARACTERS = 1000
 """Maximum number of characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
@@ -90,7 +88,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""Maps each state to its level, and to the alert rule whose runbook entry covers it; "" if none does."""
+"""Each state's level, and the alert rule whose runbook entry covers it; "" if none does."""
 
 
 def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
@@ -120,10 +118,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def sentence_of(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Describe a state with details from the heartbeat.
-
-    Returns `otherwise` if the heartbeat has no details of this state.
-    """
+    """Describe a state with details from the heartbeat; `otherwise` if it has none of this state."""
     if heartbeat is None:
         return otherwise
     if state is State.STALLED and heartbeat.stall is not None:
@@ -216,10 +211,9 @@ def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
 
 
 def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Refine the state of `of_writer` with the table and Kafka.
+    """Refine the state of `of_writer` with the table and Kafka. The first check that finds a state counts.
 
-    The first check that finds a state counts. They check, in this order: what stops the stream, what delays it, and
-    whether it runs.
+    They check, in this order: what stops the stream, what delays it, and whether it runs.
     """
     found = (
         _final(known)
@@ -238,10 +232,7 @@ _Found = tuple[State, str]
 
 
 def _final(known: StreamState) -> _Found | None:
-    """Return the state if it takes precedence over the table's state: paused, given up or crash-looping.
-
-    Otherwise return None.
-    """
+    """Return the state if it takes precedence over the table's: paused, given up or crash-looping."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -265,7 +256,7 @@ def _stopped(known: StreamState) -> _Found | None:
 
 
 def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
-    """Return a state if this host's last writer has ended and no other host has committed since; otherwise None."""
+    """Return a state if this host's last writer has ended and no other host has committed since."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None

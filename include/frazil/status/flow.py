@@ -20,7 +20,7 @@ BUCKETS = 30
 """Number of parts into which the last hour is divided, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
 RECENT_MS = HOUR_MS // 12
-"""Time (ms) over which alerts count recent records. A longer maximum commit interval replaces it, up to an hour."""
+"""Time (ms) over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
 FEWEST_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 INTERVALS = 3
@@ -29,8 +29,6 @@ INTERVALS = 3
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """One commit of the stream, with its numbers of records and of rejected records."""
-
     at_ms: int
     records: int
     rejected: int
@@ -46,7 +44,6 @@ class Landed:
     stale: int = 0
     """Number of changes that an upsert dropped because the table's rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
-    """Maps each error class to its new dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +51,25 @@ class Flow:
     """Rates and counts of a stream's recent commits, limited to the table's existing snapshots."""
 
     records_per_s: float | None
-    """Mean number of records per second in the last ten minutes, or in the last three commit intervals if they are
-    longer. It is None before the first commit.
-    """
+    """Records per second in the last ten minutes or three commit intervals; None before the first commit."""
     last_hour: tuple[int, ...]
     """Number of records in each two-minute part of the last hour, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """When the count of rejected records starts; None if it covers the whole last day. See `counted_since`."""
+    """When the count of rejected records starts; None if it covers the last day. See `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether that count starts at the stream's last reset. Otherwise it starts at the oldest existing snapshot."""
+    """Whether that count starts at the stream's last reset, and not at the oldest existing snapshot."""
     measured: Landed = field(default_factory=Landed)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """The period of `measured`, in milliseconds. It is an hour, or longer until it has `FEWEST_RECORDS` records, and at
-    most a day.
-    """
+    """The period of `measured`: an hour, or until it has `FEWEST_RECORDS` records, at most a day."""
     recent: Landed = field(default_factory=Landed)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
 
     @property
     def recent_reasons(self) -> Reasons:
-        """Map each error class to its new dead letters in the last `recent_minutes`.
-
-        Error classes that occur only earlier in the last `measured_ms` have a count of 0.
-        """
+        """Map each error class of `measured` to its new dead letters in the last `recent_minutes`, perhaps 0."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -106,11 +96,10 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return when the count of rejected records starts, and whether a reset is the reason. The time is None if the
-    count covers everything since `since_ms`.
+    """Return when the count of rejected records starts, and whether a reset is the reason.
 
-    Records before a reset do not count, because the stream may read them again. Records of expired snapshots do not
-    count either.
+    The time is None if the count covers everything since `since_ms`. Records before a reset do not count, because the
+    stream may read them again. Records of expired snapshots do not count either.
     """
     oldest = None
     for oldest in ancestors(metadata):
@@ -123,10 +112,7 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
-    """Return the stream's commits since `since_ms`, newest first.
-
-    Also returns the one commit before them, if its snapshot exists.
-    """
+    """Return the stream's commits since `since_ms`, newest first, and the one before them if its snapshot exists."""
     found: list[Brought] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
@@ -142,8 +128,7 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
 def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
     """Return when the shortest period of at least an hour that has `FEWEST_RECORDS` records starts.
 
-    `lately` are the snapshots of the last day, newest first. If they have too few records, returns the start of that
-    day.
+    `lately` are the snapshots of the last day, newest first. If they have too few records, returns the day's start.
     """
     records = 0
     for snapshot in lately:
@@ -187,8 +172,5 @@ def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
 
 
 def _number(text: str | None) -> int:
-    """Parse a number in a snapshot summary.
-
-    Returns 0 if it is missing or not a number, because other programs may write anything there.
-    """
+    """Parse a number in a snapshot summary; 0 if it is malformed, because other programs may write anything there."""
     return int(text) if text and text.isdecimal() else 0

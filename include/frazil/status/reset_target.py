@@ -17,7 +17,7 @@ from frazil.spec.units import counted
 
 
 class NotInKafka(ValueError):
-    """Raised if Kafka does not have a requested offset."""
+    """Kafka does not have a requested offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ResetTarget:
 
 
 def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """Return which offsets of the stream's topics Kafka has, and where Kafka's logs were truncated below the marker."""
+    """Return which offsets Kafka has, and where its logs were truncated below the marker."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
@@ -51,8 +51,7 @@ def target_of(
 ) -> dict[TopicPartition, int]:
     """Return the offset at which the stream continues, for every topic-partition in Kafka.
 
-    Raises MarkerUnreadable or RolledBack if `to` needs a position that is unknown, and NotInKafka for offsets that
-    Kafka does not have.
+    Raises MarkerUnreadable or RolledBack if `to` needs a position that is unknown, and NotInKafka.
     """
     if wanted.to == "earliest":
         return dict(now.first)
@@ -84,7 +83,7 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
-    """Raise NotInKafka if Kafka does not have one of these offsets. Each must be from `first` to `end`, inclusive."""
+    """Raise NotInKafka unless each offset is from `first` to `end`, inclusive."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in now.first:
@@ -108,7 +107,7 @@ Merged = Literal["no", "by order", "by arrival", "dropped"]
 
 
 def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
-    """Describe the consequences of a reset: records that the table never gets, and records that it may get twice. Pure.
+    """Describe which records the table never gets after a reset, and which it may get twice. Pure.
 
     `merged` is how the table handles records that it gets twice. "no" means that each record is a row. "dropped" means
     that the stream has dedupe. Otherwise it is how an upsert stream orders changes.

@@ -1,7 +1,6 @@
 """Reads the state of one stream from its run folder on this host, its table and its desired state, without a JVM.
 
-If no writer reports a lag, the lag is computed from Kafka's offsets. Parts that cannot be read are listed in the
-stream's problems. The other parts are still shown.
+If no writer reports a lag, the lag is computed from Kafka's offsets. Parts that cannot be read become problems.
 """
 
 from __future__ import annotations
@@ -147,9 +146,7 @@ def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop problems whose error the first problem already contains, such as an error of the table that also ended the
-    writer.
-    """
+    """Drop problems whose error the first problem contains, such as a table's error that ended the writer."""
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
@@ -160,7 +157,7 @@ def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
-    """Return the writer's notices. If the running writer was started with an older declaration, adds a warning."""
+    """Return the writer's notices, and a warning if it was started with an older declaration."""
     heartbeat = observation.heartbeat
     if heartbeat is None:
         return ()
@@ -179,7 +176,7 @@ def _older_declaration(process: ProcessState) -> str:
 
 
 def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """Return the number of records after the marker. If Kafka does not respond at once, returns None and the reason."""
+    """Return the number of records after the marker, or the reason why Kafka does not respond at once."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
     from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
     from frazil.kafka.retention import check_no_gap  # noqa: PLC0415

@@ -4,7 +4,7 @@ Spark does not inform a Python worker when it abandons the worker's task, for ex
 faster. The worker would continue to read, and leave files that no journal names. But the executor closes its connection
 to the worker. If the executor itself ends, the daemon that forked the workers sends SIGHUP.
 
-This module imports little, because that daemon imports it: see `frazil.stream.worker_daemon`.
+Imports little, because that daemon imports it: see `frazil.stream.worker_daemon`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _connection: int | None = None
 
 
 class Abandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that the attempt's files are removed.
-
-    It is not an error of the task.
-    """
+    """Ends an abandoned task attempt at any point, so that its files are removed. It is not an error of the task."""
 
 
 def check_wanted() -> None:
@@ -43,10 +40,7 @@ def _is_closed(connection: int) -> bool:
 
 
 def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends.
-
-    The main function receives the connection to the executor as an input and an output file.
-    """
+    """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends."""
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one
@@ -64,10 +58,7 @@ def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
 
 
 def _discard_rest(outfile: Any) -> None:
-    """Redirect output that was not sent to the executor to the null device.
-
-    Otherwise Spark's daemon logs a page of traces when it cannot send the output.
-    """
+    """Redirect unsent output to the null device. Otherwise Spark's daemon logs a page of traces."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), outfile.fileno())
 

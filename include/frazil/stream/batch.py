@@ -1,7 +1,6 @@
 """Runs one batch: stage, journal, commit. The engine runs the staging tasks.
 
-The module is longer than others because its steps share the epoch's state: the marker, the last batch and the published
-notices. Pure functions in other modules make the decisions.
+The module is long because its steps share the epoch's state: the marker, the last batch and the published notices.
 """
 
 from __future__ import annotations
@@ -81,10 +80,7 @@ MAX_RESTAGES = 10
 MAX_IGNORED_FIELDS = 100
 """Maximum number of ignored fields named per epoch. Records may have any number of ignored fields."""
 RECENT_BATCHES = 4
-"""Number of commit records that a new writer reads to learn how many bytes a batch writes to each table partition.
-
-The number is small because a commit record may take megabytes.
-"""
+"""Number of commit records that a new writer reads. It is small because a record may take megabytes."""
 
 
 @dataclass(slots=True)
@@ -112,18 +108,17 @@ class BatchRunner:
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
     recent: Recent | None = None
-    """Average bytes that recent batches wrote to each table partition; None until a batch of this epoch needs them."""
+    """Average bytes that recent batches wrote to each table partition; None before the first batch."""
     distribution: Distribution | None = None
-    """The shuffle decision for the last batch; None if no batch of this epoch could be shuffled."""
+    """The shuffle decision for the last batch; None before the first batch."""
     last_journal: Journal | None = None
-    """The journal of the last batch that this runner committed; None before the first commit."""
+    """The journal of the last committed batch; None before the first commit."""
     route: StreamRoute | None = None
     """The stream's route; None if the stream never had a route."""
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end` and has `tasks` tasks. Raises the errors that end the
-        epoch.
+        """Stage, journal and commit one batch that ends at `end`. Raises the errors that end the epoch.
 
         An empty commit has no tasks: it stages nothing, and only commits `end` as the new position.
         """
@@ -172,10 +167,10 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete leftover files of the last batch again, if the stream runs on a cluster. An abandoned task attempt
-        there may still write files for a while.
+        """Delete leftover files of the last batch again, if the stream runs on a cluster.
 
-        Called after the next batch, and after the engine has ended.
+        An abandoned task attempt there may still write files for a while. Called after the next batch, and after the
+        engine has ended.
         """
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._sweep(self.last_journal)
@@ -201,10 +196,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the batch's merge counts, summed over all tables that have committed the batch.
-
-        A stream without merges has only `dropped`, if any.
-        """
+        """Sum the batch's merge counts over all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -360,7 +352,6 @@ class BatchRunner:
         return handle.refresh().schema().schema_id != staged_id
 
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Decide how the batch's rows are shuffled; None if they are not shuffled. Emits the reason."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -427,7 +418,6 @@ class BatchRunner:
         return merge_identities(known, found).topic_ids
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
-        """Build the batch's journal. Raises an error if a topic was recreated while it was read."""
         source = self.kafka.describe().identity
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
@@ -465,7 +455,6 @@ class BatchRunner:
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
-        """Set the factor by which the planner stretches the commit interval, and emit the reason."""
         measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
@@ -496,7 +485,7 @@ def _missing_values(answers: Sequence[TaskAnswer]) -> set[str]:
 
 
 def _sum_counts(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """Sum the counts by key. Returns None if a task did not count."""
+    """Sum the counts by key; None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:

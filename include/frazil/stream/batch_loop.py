@@ -1,7 +1,7 @@
 """The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat.
 
-Spark's streaming engine is not needed for this loop: the table has the stream's position, and the planner chooses where
-a batch ends. See docs/adr/0014-the-batch-loop-is-ours.md.
+Spark's streaming engine is not needed, because the table has the stream's position: see
+docs/adr/0014-the-batch-loop-is-ours.md.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ class BatchLoop:
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether the planner starts batches at once while any record is unread, because the writer must catch up and end.
-    """
+    """Whether the writer must catch up and end, so that batches start while any record is unread."""
     planned: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
     planner: BatchPlanner | None = field(default=None, init=False)
-    """The planner; None until `run` is called."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
         """Run batches until `until` returns True between two batches. Raises the error that ends the epoch.
@@ -83,14 +81,11 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def is_left(self, tp: TopicPartition) -> bool:
-        """Whether the remaining records of a topic-partition will stay unread, because its topic was deleted or a
-        source transaction has not ended.
-        """
+        """Whether remaining records stay unread: the topic was deleted, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _wait_for_turn(self) -> None:
-        """Report the waiting phase, so that a writer in the queue does not look stuck."""
         self.runner.emit(PhaseBegan(Phase.WAITING))
 
     def _run_batch(self, plans: Sequence[str], end: Position) -> None:
@@ -142,8 +137,8 @@ class BatchLoop:
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
     """Return the planner's next position; None if `until` returns True before the planner answers.
 
-    Polling brokers that do not respond takes minutes, and a writer that was asked to stop must not wait for them. So
-    the planner runs in a thread that is not joined. The thread ends when the writer destroys the Kafka client.
+    Polling brokers that do not respond takes minutes, so the planner runs in a thread that is not joined. The thread
+    ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
@@ -180,16 +175,14 @@ def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _clear_earlier_versions(runner: BatchRunner) -> None:
-    """Delete files that earlier versions of frazil left in the run folder: Spark's checkpoints and the planner's
-    report.
-    """
+    """Delete Spark's checkpoints and the planner's report, which earlier versions left in the run folder."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval in seconds: a small part of the commit interval, and at most `max_s`.
+    """Return the planner's polling interval (s): a small part of the commit interval, at most `max_s`.
 
     Polling is the main cost of a stream without new records.
     """

@@ -34,8 +34,7 @@ def update_rates(exchange: Exchange, journal: Journal, answers: Sequence[TaskAns
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
     """Measure a table's metadata after a commit that took `commit_s` seconds.
 
-    Counts only the snapshots of the branch `main`, as maintenance does. An open backfill branch would count each of
-    these snapshots again.
+    Counts only snapshots of the branch `main`, as maintenance does. An open backfill branch would count them again.
     """
     main = list(ancestors(table.metadata))
     manifests = len(manifests_of(main[0], table.io)) if main else 0

@@ -10,20 +10,18 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import safe
 
 MAX_ENDS = 200_000
-"""Maximum number of transaction ends to remember. They are remembered because a restarted connector sends recent events
-again.
-"""
+"""Maximum number of remembered transaction ends. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
 """Maximum number of source positions at which transactions may be open at once.
 
 In the log of one source, a later transaction closes all earlier ones. If the positions of events only decrease, all
-transactions stay open. Comparing them would take time quadratic in their number.
+stay open, and comparing them takes time quadratic in their number.
 """
 
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive records of one transaction, or of no transaction. In the second case `transaction` is empty."""
+    """Consecutive records of one transaction, or of none: then `transaction` is empty."""
 
     transaction: str
     order: int
@@ -33,15 +31,15 @@ class _Run:
     end: int
     """The offset after the last record."""
     unreadable: int = 0
-    """Number of unreadable records after the last readable record. They may belong to this transaction."""
+    """Number of unreadable records after the last readable one. They may belong to this transaction."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """Transactions that have not ended, in the order in which they began.
+    """Transactions that have not ended, in the order in which they began, indexed by their position in the source's
+    log.
 
-    They are indexed by their position in the source's log, which many transactions may share. A transaction without a
-    position is never treated as earlier than another one.
+    Many transactions may share a position. One without a position is never treated as earlier than another one.
     """
 
     positions: dict[str, str | None] = field(default_factory=dict)

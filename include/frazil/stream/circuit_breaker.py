@@ -1,7 +1,4 @@
-"""Stops a stream if a staged batch has so many dead letters that an operator must check it before the commit.
-
-See `dead-letters.circuit`.
-"""
+"""Stops a stream if a staged batch has too many dead letters to commit it unchecked. See `dead-letters.circuit`."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ PARTITIONS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Whether a batch opens the circuit breaker, so that it is not committed."""
-
     opens: bool
     reason: str
     """The share of dead letters and the limit, as text."""
@@ -30,8 +25,7 @@ class Evaluation:
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
     """Raise `CircuitOpen` if a batch has more dead letters than `dead-letters.circuit` allows.
 
-    `records` is the number of rows that would be committed. `journals` are read to find the previous batch, for the
-    message.
+    `records` is the number of rows that would be committed. `journals` have the previous batch, for the message.
     """
     if (circuit := spec.dead_letters.circuit) == "off":
         return
@@ -44,8 +38,7 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
     """Compare the number of a batch's new dead letters with `records`, the number of rows that would be committed.
 
-    Some records count neither as rows nor as dead letters: those that were dead letters before, and those that an
-    operator accepted.
+    Records that were dead letters before, or that an operator accepted, are not counted.
     """
     rejected, total = rejects.total, records + rejects.total
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
@@ -57,10 +50,10 @@ def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Eval
 
 
 def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the error message: what happened, the previous batch, what to do, the first offsets, and three samples.
+    """Return the error message: what happened, the previous batch, what to do, the first offsets, and samples.
 
     The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
-    records; None if no such batch is known.
+    records, if known.
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
@@ -85,10 +78,7 @@ def _firsts(rejects: Rejects) -> str:
 
 
 def _samples(rejects: Rejects) -> list[Reject]:
-    """Return up to `SAMPLES` sample records.
-
-    Every reason gets one sample, the most frequent reason first, before any reason gets a second one.
-    """
+    """Return up to `SAMPLES` sample records: one of each reason, the most frequent first, before any second one."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 

@@ -1,5 +1,4 @@
-"""Decides whether a batch's rows are shuffled so that each table partition has few writers, and which writers it gets.
-Pure.
+"""Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure.
 
 Without a shuffle, each task writes a file for each partition that its ranges contain: up to tasks x partitions files.
 With a shuffle, a partition has as many files as its bytes need, and all writers have about the same work.
@@ -25,19 +24,16 @@ MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""Forget a partition without new rows if its average bytes are below this fraction of the mean of the partitions with
-new rows.
-"""
+"""Forget a partition without new rows if its bytes are below this fraction of the mean of partitions with new rows."""
 MAX_PREDICTED = 10_000
-"""Maximum number of partitions whose writers are assigned in advance, the largest first. It is limited because the
-assignment is sent with each task. Rows of other partitions are spread over the writers by a hash of their values.
+"""Maximum number of partitions whose writers are assigned in advance, the largest first.
+
+The assignment is sent with each task. Rows of other partitions are spread over the writers by a hash.
 """
 FILE_BYTES = 24 * 1024
-"""Bytes of Parquet that take a writer as much CPU as opening one more file, measured by `python -m bench.distribution`.
-"""
+"""Bytes of Parquet that take as much CPU as opening one more file, measured by `python -m bench.distribution`."""
 SLIVER = 0.05
-"""A writer does not get its own part of a partition if that part is smaller than this fraction of the writer's bytes.
-"""
+"""A writer gets no own part of a partition that is smaller than this fraction of the writer's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,8 @@ class Recent:
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
         """Return the averages after one more batch with these files of the main table.
 
-        `partitions` is the sum of `TaskAnswer.partitions` over the batch's tasks; None if the batch was not shuffled.
-        Files of another partition spec are ignored.
+        `partitions` is the sum of `TaskAnswer.partitions`; None if the batch was not shuffled. Ignores files of another
+        partition spec.
         """
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
@@ -108,10 +104,7 @@ def decide(  # noqa: PLR0913 - the facts about one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide whether to shuffle a batch of `tasks` tasks.
-
-    `before` is the decision for the previous batch; None for the first batch.
-    """
+    """Decide whether to shuffle a batch of `tasks` tasks. `before` is the decision for the previous batch, if any."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -129,7 +122,6 @@ def decide(  # noqa: PLR0913 - the facts about one batch
 
 
 def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    """Return a decision to shuffle, with the number of files expected with and without the shuffle."""
     shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))

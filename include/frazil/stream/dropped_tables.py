@@ -1,8 +1,7 @@
 """Finds tables of a route that were dropped or renamed, so that the catalog no longer has them.
 
-Another table may now have the name. The default table's batches had rows for the lost table, so the remaining tables do
-not have all rows of the route. An operator registers the lost table again, or lets the route continue with the table
-that now has the name, or with a new table.
+Another table may now have the name. An operator registers the lost table again, or lets the route continue without its
+former rows.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Maximum number of dropped tables that are reported with their remedy. Further dropped tables are only counted."""
+"""Maximum number of dropped tables that are reported with their remedy. Others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,9 @@ def dropped_tables(
 ) -> list[DroppedTable]:
     """Return the tables that the route still declares but that were dropped or renamed, ordered by name.
 
-    `there` has the route's loaded tables. If it is given, the result includes tables whose name another table now has.
-
-    Lists the stream's member objects and each namespace. With `there`, also reads one small object per table. Raises
-    the errors of the catalog and the storage.
+    With the route's loaded tables in `there`, includes tables whose name another table now has. Lists the stream's
+    member objects and each namespace, and reads one small object for each table in `there`. Raises the errors of the
+    catalog and the storage.
     """
     if spec.route is None:
         return []
@@ -84,10 +82,7 @@ def dropped_tables(
 
 
 def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
-    """Return the table names that the catalog does not have.
-
-    Lists each namespace. Raises the catalog's errors.
-    """
+    """Return the table names that the catalog does not have. Lists each namespace. Raises the catalog's errors."""
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
@@ -117,10 +112,9 @@ def behind_default_table(
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """Return the routed tables that are missing rows of the default table, and dropped tables for which no rows wait.
+    """Return routed tables that are missing rows of the default table, and dropped tables for which no rows wait.
 
-    `there` has the route's loaded tables, as for `dropped_tables`. With `only_gone`, existing tables are left out and
-    not loaded.
+    `there`: see `dropped_tables`. With `only_gone`, existing tables are left out and not loaded.
     """
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
 
@@ -149,9 +143,7 @@ def behind_default_table(
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Return a report, by target, if another table now has the name of a table that is missing rows; otherwise an empty
-    dict.
-    """
+    """Map the target to a report if another table now has the name of a table that is missing rows."""
     member = member_of(tables, target)
     if member is None or not still_has(spec, member):
         return {}
@@ -175,17 +167,12 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
 
 
 def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table was not created by the template for `value`.
-
-    Always False if `value` is None, as for a named table. Pure.
-    """
+    """Whether a table was not created by the template for `value`; False for a named table. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_has(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether the route's current declaration includes this table, or may include it because the table's route value is
-    unknown.
-    """
+    """Whether the route's current declaration includes this table, or may include it: its value may be unknown."""
     return _may_have(spec, Member(target, _known_value(spec, tables, target), ""))
 
 
@@ -196,10 +183,7 @@ def _may_have(spec: StreamSpec, member: Member) -> bool:
 
 
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
-    """Describe what happened to a table of the route and what to do.
-
-    `again` is the table that now has its name; None if no table has it.
-    """
+    """Describe what happened to a table of the route and what to do. `again` is the table that has its name."""
     target, catalog, has = member.target, tables.main.catalog_name, _may_have(spec, member)
     of = f" (made for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -236,10 +220,9 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
-    """Return the member record of a table that the catalog does not have.
+    """Return the member record of a missing table.
 
-    If only an earlier version used the table, no record exists. It is then built from the files in the folder where the
-    table would be created.
+    A table that only an earlier version used has none. Then its record is built from the files in its folder.
     """
     member = member_of(tables, target)
     if member is not None:
@@ -253,7 +236,7 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
 
 
 def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """Return the path of the table's newest metadata file, or None, and whether any file of the table is left.
+    """Return the path of the table's newest metadata file, or None, and whether any of its files are left.
 
     Returns `(None, False)` if access is denied.
     """
@@ -276,10 +259,10 @@ def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker. If files of the old table are left, uses another
-    folder.
+    """Create a missing table of the route, empty and without a marker.
 
-    Raises SpecError if the route no longer has the table, and the errors of `ensure_declared`.
+    Uses another folder if files of the old table are left. Raises SpecError if the route no longer has the table, and
+    the errors of `ensure_declared`.
     """
     value = value_of_dropped(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)

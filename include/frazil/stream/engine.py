@@ -1,8 +1,4 @@
-"""The interface of engines, which run the tasks of a stream's batches. Users run Spark; most tests run an engine in
-their own process.
-
-An engine makes no decisions: it maps a function over the tasks of a batch.
-"""
+"""The interface of engines, which map a function over the tasks of a batch. Users run Spark; most tests do not."""
 
 from __future__ import annotations
 
@@ -24,16 +20,11 @@ class TaskAnswer:
     result: StageResult
     seconds: float
     partitions: int | None = None
-    """Number of table partitions that the task's rows belong to; None if the rows were not shuffled. Without a shuffle,
-    the task writes one file per partition.
-    """
+    """Number of table partitions of the task's rows; None if the rows were not shuffled."""
 
 
 class RecordSuspected(Exception):
-    """A task of a shuffled batch failed, perhaps because of one record.
-
-    Only staging without a shuffle can identify that record.
-    """
+    """A task of a shuffled batch failed, perhaps because of one record, which staging without a shuffle finds."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -60,14 +51,14 @@ class Engine(Protocol):
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the tasks' answers.
 
-        Returns no answers if there are no plans. Raises the FrazilError that a task ended with (`read_answers`), or the
-        engine's errors.
+        Raises the FrazilError that a task ended with (`read_answers`), or the engine's errors.
         """
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over the plans of merge tasks, and return the answers in the plans' order.
+        """Map `work` over the plans of merge tasks, and return the answers in the plans' order. Raises the engine's
+        errors.
 
-        One task of the engine may run several plans. Raises the engine's errors.
+        One task of the engine may run several plans.
         """
 
     def check(self) -> None:
@@ -93,7 +84,7 @@ def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     """Join the answers of a shuffled batch: the answer of reader i with that of writer i.
 
     Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
-    exactly the rows that the readers sent. A reader that Spark ran again may have sent other rows.
+    exactly the rows that the readers sent: a reader that Spark ran again may have sent others.
     """
     found = [parse_answer(answer) for answer in answers]
     if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):

@@ -23,10 +23,10 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class EvolutionResult:
-    """The changes that were made to a table because of a batch's schema drift, and those that were refused."""
+    """The changes of a table because of a batch's schema drift, and the refused changes."""
 
     changes: tuple[str, ...]
-    """A description of each change; empty if the table did not change, so that the batch's files may be committed."""
+    """A description of each change; empty if the table did not change, so that the batch may be committed."""
     refused: tuple[Refusal, ...]
 
 
@@ -67,10 +67,9 @@ def evolve_table(
 
 
 def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
-    """Return the schema changes that a routed table needs to accept files that waited in the default table's format.
+    """Return the changes that a routed table needs to accept files that waited in the default table's format.
 
-    Leaves out columns that are empty in all files. With `widening`, also returns changes to wider types and to optional
-    columns.
+    Leaves out columns that are empty in all files. With `widening`, includes wider types and optional columns.
     """
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
@@ -86,9 +85,9 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the field paths that must never become columns.
+    """Return the paths of fields that must never become columns.
 
-    These are the fields that `sensitive` drops, and other spellings and former names of the fields that it protects.
+    `sensitive` drops these fields, or they are other spellings and former names of the fields that it protects.
     """
     if spec.sensitive is None:
         return []
@@ -104,10 +103,7 @@ def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
 
 
 def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Rename the columns in the changes to the names that `frazil evolve` gave them.
-
-    Changes of columns that it dropped are returned as refusals.
-    """
+    """Use the column names that `frazil evolve` gave. Returns refusals of changes of columns that it dropped."""
     kept: list[Change] = []
     refused: list[Refusal] = []
     for change in wanted:
@@ -121,10 +117,7 @@ def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[li
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that add no hidden field, and a refusal of each other change.
-
-    Names are compared without case.
-    """
+    """Return the changes that add no hidden field, and refusals of the others. Names are compared without case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
@@ -142,9 +135,7 @@ def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[li
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the schema changes that would let the table accept all drift, and refusals of fields that cannot become
-    columns.
-    """
+    """Return the changes that would let the table accept all drift, and fields that cannot become columns."""
     wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

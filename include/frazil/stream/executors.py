@@ -25,10 +25,9 @@ MISSING = {
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot of the executors. This waits for the executors, and starts their Python workers.
+    """Run a tiny task in each slot, which waits for the executors and starts their Python workers.
 
-    Raises EnvironmentUnusable if Python or frazil is missing on the executors, or has another version than on the
-    driver.
+    Raises EnvironmentUnusable if Python or frazil is missing there, or differs from the driver's.
     """
     try:
         slots = spec.resources.cores
@@ -42,7 +41,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def unlike(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor's frazil differs from the driver's; None if no executor differs."""
+    """Return how an executor's frazil differs from the driver's; None if all are the same."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -91,19 +90,16 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks for executors. One check without executors is not a problem: new executors may be about to
-arrive.
-"""
+"""Interval of the checks for executors. One check without executors is normal: new ones may be about to arrive."""
 
 
 @contextmanager
 def report_if_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log `sentence` while a batch runs without executors.
+    """Log `sentence` if two checks in a row find no executor while a batch runs.
 
-    `executors` returns the number of executors, and is called at each check. The sentence is logged from the second
-    check in a row that finds no executor. The checks end with the context, or when `executors` raises an error.
+    `executors` returns the number of executors. The checks end with the context, or when `executors` raises an error.
     """
     over = threading.Event()
 

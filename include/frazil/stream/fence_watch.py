@@ -1,7 +1,6 @@
 """Lets a writer without new records notice that a reset or another writer replaced it.
 
-Every commit checks the epoch. Without this additional check, a replaced writer that receives no records would continue
-to run, and report no lag, until the next record arrives.
+Every commit checks the epoch. Without this check, a replaced writer that receives no records would continue to run.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Checks whether a newer epoch has fenced this one. The first check is `POLL_INTERVAL_S` after the epoch began or
-    the last commit.
+    """Checks whether a newer epoch has fenced this one, `POLL_INTERVAL_S` after the last commit or check.
 
-    The marker is loaded in a thread, because a catalog may take minutes to fail and the writer must continue to stage
-    records. The thread has its own catalog client, because some catalogs' clients may be used by only one thread.
+    The marker is loaded in a thread, because a catalog may take minutes to fail. The thread has its own catalog client,
+    because some clients may be used by only one thread.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -55,10 +53,9 @@ class FenceWatch:
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Start to load the marker if the last check was `POLL_INTERVAL_S` ago. Raises `Fenced` if a loaded marker has
-        another epoch.
+        """Start to load the marker if the last check was `POLL_INTERVAL_S` ago.
 
-        An error of the catalog does not end the writer: the next check tries again.
+        Raises `Fenced` if a loaded marker has another epoch. After an error of the catalog, the next check tries again.
         """
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:

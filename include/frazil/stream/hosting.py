@@ -1,7 +1,7 @@
 """The resources of a writer's process. A single writer creates its own; several writers in one process share them.
 
-A hundred writers, each with its own heartbeat thread, Kafka client and poll per second, would use a whole core even
-without new records. And if all ran their batches at once, each batch would take a hundred times as long.
+A hundred writers, each with its own threads, Kafka client and poll per second, would use a whole core even without new
+records. If all ran their batches at once, each batch would take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -186,10 +186,7 @@ class Foldings:
         self._over.set()  # a daemon thread: an interruption at any point loses nothing
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` every ten minutes.
-
-        The first call is in ten minutes, because a starting writer has more urgent work.
-        """
+        """Call `fold` every ten minutes, first in ten minutes: a starting writer has more urgent work."""
         self._due_s[fold] = time.monotonic() + FOLD_S
 
     def remove(self, fold: Callable[[], object]) -> None:
@@ -207,7 +204,7 @@ class Foldings:
 class KafkaClients:
     """Shares one Kafka admin client among all writers with the same brokers and credentials.
 
-    Each client has threads and connections. A client is destroyed when no writer uses it any longer.
+    A client is destroyed when no writer uses it any longer.
     """
 
     def __init__(self) -> None:

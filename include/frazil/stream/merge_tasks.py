@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine sends to its executors.
-
-    It returns a FrazilError as an answer instead of raising it, like `StageRows`.
-    """
+    """The function that an engine sends to its executors. Like `StageRows`, it returns a FrazilError as an answer."""
 
     contexts: tuple[MergeContext, ...]
     """The merge contexts of one job, all of the same stream. Each plan has the index of its context."""
@@ -77,8 +74,6 @@ class MergeTasks:
 
 @dataclass(slots=True)
 class _Request:
-    """One request to merge: its tasks, and a future for their results."""
-
     context: MergeContext
     tasks: Sequence[MergeTask]
     results: Future[Sequence[MergeResult]] = field(default_factory=Future)
@@ -143,10 +138,7 @@ class MergeRun:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | VersionRefusal:
-    """Rebuild the merge function that a driver sent, or return a refusal if the driver has another version.
-
-    Drivers of other versions call this function. So keep its name, and `version` and `context.stream` in the argument.
-    """
+    """Rebuild the merge function that a driver sent, or return a refusal: see `frazil.stream.stage_rows.shipped`."""
     return rebuild(work, lambda: MergeTasks(tuple(map(_context, work["contexts"])), ProgressFolder(**work["progress"])))
 
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_GRACE_S = 600.0
-"""Time (s) after which a batch stops waiting for a catalog or storage. It is the same as for a commit."""
+"""Time (s) after which a batch stops waiting for a catalog or storage, as a commit does."""
 MAX_OUTAGE_WAIT_S = 30.0
 MAX_EXPIRIES = 3
 """Maximum number of attempts in a row of one batch that may end because its credentials expired."""
@@ -36,11 +36,11 @@ def retry_during_outage(
 ) -> T:
     """Call `operation`, retry while a service that it needs is unavailable, and return its result.
 
-    `what` describes what cannot be done meanwhile. `again` prepares for another attempt. `report` receives a sentence
-    for each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end.
+    `what` describes what cannot be done meanwhile. `prepare_retry` is called before another attempt. `report` receives
+    a sentence for each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end.
 
-    After expired credentials, the next attempt starts at once, with newer credentials. Raises the error of `operation`
-    in three cases: if waiting does not help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
+    After expired credentials, the next attempt starts at once. Raises the error of `operation` if waiting does not
+    help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

@@ -95,7 +95,7 @@ class BatchPolicy:
     longest_interval_s: float = 0.0
     """Maximum interval (s) to which throttling may stretch the commit interval."""
     drain: bool = False
-    """Whether to start a batch at once while any record is unread, because the writer must catch up and end."""
+    """Whether the writer must catch up and end, so that batches start while any record is unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
     """Decide whether to start a batch now.
 
     A batch starts if it is large enough, or if a later start would commit its oldest record after the commit interval.
-    `oldest_age_s` is the time since the oldest unread record was first seen. It is None if that time is unknown because
-    the writer has just started; then the batch starts at once.
+    `oldest_age_s` is the time since the oldest unread record was first seen. It is None for a writer that has just
+    started; then the batch starts at once.
     """
     if unread <= 0:
         return BatchDecision(False, "nothing is unread")
@@ -141,8 +141,8 @@ def bounded_ends(
 ) -> dict[TopicPartition, int]:
     """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
 
-    Otherwise each partition gets a share of `max_records` in proportion to its lag. Then all partitions of a backlog
-    progress together, so that the watermark moves. No end is before the partition's position.
+    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that the watermark moves. No end
+    is before the partition's position.
     """
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
@@ -153,9 +153,7 @@ def bounded_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return the number of tasks: one for each file of the target size, and more only if the batch would exceed the
-    interval.
-    """
+    """Return the number of tasks: one for each file of the target size, and more if these would exceed the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -164,11 +162,9 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
 def assign(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Split the unread offsets into tasks of equal size, however the lag is distributed among the partitions; see
-    `spread`.
+    """Split the unread offsets into tasks of equal size: see `spread`.
 
-    A task has at most one range of a topic-partition, because a consumer can read a topic-partition at only one
-    position.
+    A task has at most one range of a topic-partition, because a consumer can read it at only one position.
     """
     return spread(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
@@ -177,10 +173,7 @@ def assign(
 
 
 def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Split the ranges into `tasks` tasks, as if they were laid end to end.
-
-    The tasks' lengths differ by at most one offset.
-    """
+    """Split the ranges, laid end to end, into `tasks` tasks whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]

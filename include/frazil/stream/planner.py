@@ -1,4 +1,4 @@
-"""The planner: polls Kafka once a second for the ends of the stream's logs, and chooses where the next batch ends.
+"""The planner: polls Kafka for the ends of the stream's logs, and chooses where the next batch ends.
 
 It reports its observations to the heartbeat's thread, which computes lag and stalls.
 """
@@ -46,14 +46,11 @@ MAX_ABSENT_POLLS = 3
 QUEUE_DECAY = 0.8
 """Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Time (s) without a response from Kafka before a warning. Brokers that start or elect leaders respond with errors for
-some seconds, which need no warning.
-"""
+"""Time (s) without a response from Kafka before a warning. Starting brokers respond with errors for some seconds."""
 WARN_S = 30.0
-"""Interval (s) of the warnings that Kafka does not respond. They appear in the terminal and in the Airflow task's log.
-"""
+"""Interval (s) of the warnings that Kafka does not respond."""
 UNREACHABLE_S = 120.0
-"""Time (s) without a response from Kafka after which the writer ends. Its supervisor then restarts it."""
+"""Time (s) without a response from Kafka after which the writer ends, and its supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class PlannerSettings:
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """The location of the stored rates, as an argument for `frazil.host.exchange.open_exchange`."""
+    """The location of the stored rates, for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_S
     """Minimum interval (s) between two polls of Kafka."""
 
@@ -76,8 +73,8 @@ class BatchPlanner:
 
     `clock` returns monotonic seconds. `clock_ms` returns the wall clock's time, and is used only to date the reports.
 
-    The position has every topic-partition of the marker. Topic-partitions of topics that are no longer declared keep
-    their offsets, are not read, and count as idle. If they are declared again, they continue from these offsets.
+    The position has every topic-partition of the marker. Topic-partitions of topics that are no longer declared are not
+    read, and count as idle. If they are declared again, they continue from their offsets.
     """
 
     settings: PlannerSettings
@@ -89,41 +86,29 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When each partition's oldest unread record was first seen, in seconds of `clock`; None if the record existed at
-    the start.
-    """
+    """When each partition's oldest unread record was first seen (`clock`); None if it existed at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
-    """When each partition last had a record after the position, in seconds of `clock`. Records in open transactions
-    count.
-    """
+    """When each partition last had a record after the position (`clock`), even in an open transaction."""
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     silent_since: float | None = None
-    """When the first poll in a row without a response was made, in seconds of `clock`; None if Kafka responded to the
-    last poll.
-    """
+    """When the first poll in a row without a response was made (`clock`); None after a response."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time (s) that a recent batch waited for a slot because other streams had all slots. It decays with
-    each batch.
-    """
+    """The longest time (s) that a recent batch waited for a slot. It decays with each batch."""
     asking: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
     found_wrong: Exception | None = None
     """An error that `observe` found, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Number of polls that missed a topic, for topics of the position that match the stream's pattern but are not in
-    Kafka.
-    """
+    """Number of polls that missed a topic, for topics of the position that match the stream's pattern."""
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """Maps each partition that appeared while the writer ran to its first offset."""
     whole: WholeTransactions | None = None
-    """Finds the boundaries of source transactions; None unless the stream declares that every batch has whole
-    transactions.
-    """
+    """Finds the boundaries of source transactions; None unless batches must have whole transactions."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -135,7 +120,7 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return the position where the next batch must end; the unchanged position if no batch should start now.
+        """Return where the next batch must end; the unchanged position if no batch should start now.
 
         Raises the error that the last poll or `observe` found.
         """
@@ -146,7 +131,7 @@ class BatchPlanner:
             return self._decide(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
-        """Poll Kafka while a batch runs, so that the lag is known. Errors are raised later, by `next_position`."""
+        """Poll Kafka while a batch runs, so that the lag is known. `next_position` raises the errors later."""
         with self.asking:
             if self.found_wrong is None:
                 try:
@@ -155,10 +140,10 @@ class BatchPlanner:
                     self.found_wrong = error
 
     def queued(self, seconds: float) -> None:
-        """Record how many seconds a batch waited for its slot.
+        """Record how many seconds a batch waited for its slot, so that the next batches start earlier.
 
-        The next batches start earlier by this time, at most by a quarter of the commit interval. Without this maximum,
-        streams that wait for each other would commit more and more often, and wait even longer.
+        They start earlier by at most a quarter of the commit interval. Otherwise streams that wait for each other would
+        commit more and more often, and wait even longer.
         """
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
@@ -168,10 +153,7 @@ class BatchPlanner:
         return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that matches the pattern counts as deleted.
-
-        The planner no longer waits for the records of such a topic.
-        """
+        """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
@@ -191,10 +173,7 @@ class BatchPlanner:
         return [json.dumps(task) for task in self.tasks(start, end)]
 
     def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
-        """Return the tasks of the batch between two positions as JSON values.
-
-        A batch that reads nothing has no tasks.
-        """
+        """Return the tasks of the batch between two positions as JSON values."""
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -236,7 +215,7 @@ class BatchPlanner:
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
     def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Let the readable part of each log end before the first source transaction that has not ended.
+        """Let each log end before the first source transaction that has not ended.
 
         Raises SpecError if the topic has several partitions.
         """
@@ -257,10 +236,10 @@ class BatchPlanner:
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Add new partitions at their first offsets. Raises an error if a topic was recreated, or if unread records
-        were deleted.
+        """Add new partitions at their first offsets.
 
-        `ends` are from the poll before, because a recreated topic has other ends. They are used in the error message.
+        Raises an error if a topic was recreated, or if unread records were deleted. Its message uses `ends`, which are
+        from the poll before: a recreated topic has other ends.
         """
         found = self.kafka.describe()
         try:
@@ -282,8 +261,7 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if a topic of the position exists but is hidden by its ACLs. The watermark must wait for
-        such a topic.
+        """Raise AccessDenied if ACLs hide an existing topic of the position: the watermark must wait for it.
 
         A topic that already counts as deleted is not checked, because its ACLs may be deleted after it.
         """
@@ -292,7 +270,7 @@ class BatchPlanner:
             self.kafka.check_not_hidden(missing)
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count how many polls in a row missed each topic of the position. Only topics of a pattern may be missing."""
+        """Count the polls in a row that missed a topic of the position, which only a pattern's topics may miss."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -304,7 +282,7 @@ class BatchPlanner:
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _forget(self, topic: str) -> int:
-        """Discard the known ends of a deleted topic's logs. Returns how many known records were not read."""
+        """Discard the known log ends of a deleted topic. Returns how many known records were not read."""
         unread = 0
         for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
             unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
@@ -313,7 +291,7 @@ class BatchPlanner:
         return unread
 
     def _unread(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """Return a sentence about the unread records that these topics had before `ends`; empty if there are none."""
+        """Return a sentence about the unread records that these topics had before `ends`; empty without any."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
 
@@ -362,7 +340,7 @@ class BatchPlanner:
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the newly observed leader epochs of the topic-partitions whose offsets advance.
 
-        Other topic-partitions keep their leader epochs, because a log may be truncated between polls.
+        Others keep their leader epochs, because a log may be truncated between polls.
         """
         return {
             tp: epoch
@@ -376,11 +354,11 @@ class BatchPlanner:
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Return the idle partitions: those without unread records for the idle timeout.
+        """Return the partitions without unread records for the idle timeout.
 
         Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction
-        count as unread: once committed, they may be older than all records read before. A missing topic counts as
-        unread too, because a broker's response may have omitted it by mistake.
+        count as unread: once committed, they may be older than all records read before. So does a missing topic,
+        because a broker's response may have omitted it by mistake.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}

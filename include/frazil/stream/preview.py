@@ -1,7 +1,4 @@
-"""Reads the newest records of a stream's topics, and shows for each whether it would become a row or a dead letter.
-
-Writes nothing.
-"""
+"""Reads the newest records of a stream's topics, and shows what each would become. Writes nothing."""
 
 from __future__ import annotations
 
@@ -48,8 +45,7 @@ class Previewed:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
-    """Preview the newest `limit` records with the current declaration. Returns them ordered by topic, partition and
-    offset.
+    """Preview the newest `limit` records with the current declaration, ordered by topic, partition and offset.
 
     Raises SpecError, TopicMissing, AccessDenied and KafkaUnavailable.
     """

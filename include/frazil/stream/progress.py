@@ -1,7 +1,6 @@
-"""The progress of a long batch. Each task writes its count of records or merged rows, and the heartbeat sums the
-counts.
+"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat sums them.
 
-The files are stored next to the journals, not in the run folder, because executors may run on other hosts.
+The files are stored next to the journals, because executors may run on other hosts.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 WRITES_A_SECOND = 8.0
-"""Maximum number of writes per second by all tasks of a batch on a cluster. Each write is a request to an object store.
-"""
+"""Maximum number of writes per second by all tasks of a batch on a cluster. Each is a storage request."""
 MAX_PERIOD_S = 15.0
-"""Maximum interval (s) between a task's writes: short enough that users see a large batch advance."""
+"""Maximum interval (s) between a task's writes, so that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MERGE_PERIOD_S = 1.0
@@ -35,34 +33,25 @@ class Counted:
 
     read: int = 0
     written: int = 0
-    """Number of records written by the writers of a shuffle, which start after all records are read; 0 without a
-    shuffle.
-    """
+    """Number of records written after a shuffle, whose writers start when all records are read; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressFolder:
-    """The folder of progress files. Each write replaces a whole file.
-
-    The files are `<state>/progress/<task>.json`, `write-<writer>.json` after a shuffle, and `merge-<task>.json`.
-    """
+    """The folder of progress files `<task>.json`, `write-<writer>.json` after a shuffle, and `merge-<task>.json`."""
 
     location: str
     io: IoProperties
     period_s: float = 0.0
-    """Time (s) before a task's first write and between two writes. If it is 0, a staging task writes each time it
-    reports progress.
-    """
+    """Time (s) before a task's first write and between two writes; 0 writes each report."""
     attempt: int = 0
-    """The number of the batch's attempt. A task of an earlier attempt may still write after a later attempt began.
+    """The number of the batch's attempt. For a merge, the time (ms since 1970) at which it began.
 
-    For a merge, this is the time at which the merge began, in milliseconds since 1970.
+    A task of an earlier attempt may still write after a later attempt began.
     """
 
     def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
-        """Write how many records a task has read, or, for a task named by `write_task`, how many a shuffle's writer has
-        written.
-        """
+        """Write how many records a task has read or, for a task named by `write_task`, a writer has written."""
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         self._put(task, value)
 
@@ -74,12 +63,11 @@ class ProgressFolder:
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
     def clear(self) -> None:
-        """Delete all progress files, so that the count starts at 0 when a batch is staged or merged again."""
         store = open_store(self.location, self.io)
         store.delete(file.path for file in store.list_files(self.location))
 
     def merged(self, *, since: int) -> int:
-        """Return the number of rows that the newest merge has read so far; 0 if no merge began at `since` or later."""
+        """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
         store = open_store(self.location, self.io)
         found = (store.get(f.path) for f in store.list_files(self.location) if _name(f.path).startswith(_MERGE))
         values = [json.loads(data) for data in found if data]

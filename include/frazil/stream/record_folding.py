@@ -25,8 +25,7 @@ PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class RecordFolding:
-    """A context manager that folds a stream's old commit records in a thread. The thread has its own catalog and
-    storage clients.
+    """A context manager that folds a stream's old commit records in a thread with its own clients.
 
     If a fold is interrupted, the next one continues it.
     """
@@ -65,10 +64,7 @@ class RecordFolding:
                 return
 
     def fold(self) -> int:
-        """Fold old commit records, and return how many were folded.
-
-        Raises the errors of the catalog and the storage.
-        """
+        """Fold old commit records, and return how many were folded. Raises the catalog's and the storage's errors."""
         table = open_existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:

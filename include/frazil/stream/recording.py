@@ -1,7 +1,4 @@
-"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if it is declared.
-
-Each recorder receives the writer's events. A separate thread does the work that may block.
-"""
+"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if it is declared."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 LINEAGE = "openlineage"
-"""The name of the thread that sends to OpenLineage. It is separate from the threads that write to storages."""
+"""The thread that sends to OpenLineage. It is separate from the threads that write to storages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +37,7 @@ class Recording:
     recording_threads: RecordingThreads
 
     def opens(self, tables: StreamTables) -> None:
-        """Start to record, once the tables exist.
-
-        The history is written next to the main table, with that table's latest credentials.
-        """
+        """Start to record, once the tables exist. The history is written with the main table's latest credentials."""
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)

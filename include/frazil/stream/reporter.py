@@ -1,7 +1,4 @@
-"""The heartbeat's thread: reports the writer's status every second, whatever the writer is doing.
-
-It has the marker, the current batch and the planner's report, so it also finds stalls.
-"""
+"""The heartbeat's thread: reports the writer's status every second, and finds stalls."""
 
 from __future__ import annotations
 
@@ -49,15 +46,13 @@ COUNT_WAIT_S = 0.5
 """Time (s) that a heartbeat with its own thread waits for the record count."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges batches. A take-over merges the batches that the last writer left unfinished.
-"""
+"""Phases in which an upsert stream merges batches. A take-over merges the last writer's unfinished batches."""
 
 
 class Reporter:
-    """Writes the heartbeat file until the context ends.
+    """Writes the heartbeat file until the context ends. Emits events when stalls begin and end.
 
-    The writer's other threads inform the reporter through events and setters. The reporter finds stalls, and emits
-    events when they begin and end.
+    The writer's other threads inform the reporter through events and setters.
     """
 
     def __init__(
@@ -97,7 +92,6 @@ class Reporter:
         )
         self._counting: threading.Thread | None = None
         self._heartbeats = heartbeats
-        """The thread that sends the heartbeats of several writers; None if this reporter has its own thread."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -148,40 +142,31 @@ class Reporter:
                 self.notice(sentence, replaces=replaces)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """Set the writer's phase. `key` is the batch of the phase; None if the phase has none."""
+        """Set the writer's phase, and its batch if it has one."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
         self._change(phase=phase, outage=None, merged_rows=0, **at)
 
     def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the location of the stream's table, once the table exists.
-
-        `merges` is whether batches are merged into the table.
-        """
+        """Set the location of the stream's table. `merges` is whether batches are merged into the table."""
         self._progress, self._merges = progress, merges
         self._change(table_location=location)
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
-        """Set the new marker.
-
-        `at_ms` is the time of the batch's commit; None if the marker comes from a take-over or skips records.
-        """
+        """Set the new marker. `at_ms` is the time of the batch's commit; None after a take-over or skipped records."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def planned(self, report: PlannerReport | None) -> None:
-        """Set the planner's last observation. It is None when a new planner starts."""
+        """Set the planner's last observation; None when a new planner starts."""
         with self._lock:
             self._report = report
 
     def throttled(self, reason: str | None, *, stretch: float) -> None:
-        """Set the factor by which the commit interval is stretched, and the reason.
-
-        The reason is None if the table is not under pressure.
-        """
+        """Set the factor by which the commit interval is stretched, and the reason; None without pressure."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
@@ -222,11 +207,9 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the records of the current batch in a daemon thread, because an unavailable storage may take a minute
-        to fail.
+        """Count the records of the current batch in a daemon thread: an unavailable storage takes long to fail.
 
-        Neither the heartbeat nor the end of the process may wait for that failure. If writers share the heartbeats'
-        thread, the count is in the next heartbeat.
+        If writers share the heartbeats' thread, the count is in the next heartbeat.
         """
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
@@ -257,10 +240,7 @@ class Reporter:
                 self._change(batch_records=counted.read)
 
     def _merged(self, phase: Phase, rows: int) -> None:
-        """Set the number of merged rows.
-
-        A merge that restarts because the table changed counts from 0 again. That counts as progress too.
-        """
+        """Set the number of merged rows. A merge that restarts counts from 0 again, which is progress too."""
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
         if is_new:
@@ -346,10 +326,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
 
 
 def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """Return the current batch; None if the writer runs no batch.
-
-    A batch that is in the marker has ended, even if the phase has not changed yet.
-    """
+    """Return the current batch; None if the writer runs none, or if it is already in the marker."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at

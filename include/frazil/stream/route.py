@@ -40,10 +40,9 @@ class StreamRoute:
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """The routed tables; None if the route is no longer declared. Even then, waiting rows are committed to the tables.
-    """
+    """The routed tables; None if the route is no longer declared, even if rows still wait for its tables."""
     tried: float = 0.0
-    """When commits to the tables that are missing rows were last tried, in seconds of the monotonic clock."""
+    """When waiting rows were last committed, in seconds of the monotonic clock."""
     _reported: bool = False
     """Whether the last report named tables that are missing rows."""
 
@@ -76,12 +75,10 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry for a while if they are overdue. Returns True if the writer is asked to
-        end.
+        """Commit the waiting rows, and retry for a while if they are overdue.
 
-        After a downtime, rows have waited for longer than `route.lag` even if no table is broken. A table that fails
-        once may also recover a second later. So one failure is not enough to raise RouteBehind. The lag is not counted
-        from the start either: then a stream with a broken table would read more records at every start.
+        Returns True if the writer is asked to end. After a downtime, rows are overdue even if no table is broken, and a
+        table may recover a second later. So one failure must not raise RouteBehind.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
@@ -95,7 +92,6 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether a routed table is missing rows."""
         return bool(self.followers.behind)
 
     @property
@@ -104,7 +100,6 @@ class StreamRoute:
 
     @property
     def _overdue(self) -> bool:
-        """Whether a table has been missing rows for longer than the route allows."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
@@ -124,28 +119,21 @@ class StreamRoute:
             self.routed.make(values, default_marker)
 
     def is_absent(self, target: Target) -> bool:
-        """Whether a routed table could not be loaded or created.
-
-        Its rows then wait next to the default table, in that table's format.
-        """
+        """Whether a routed table could not be loaded or created, so that its rows wait next to the default table."""
         return self.routed is not None and target in self.routed.absent
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> Iterable[tuple[Target, EvolutionResult | None]]:
-        """Evolve routed tables; see `RoutedTables.evolve_tables`."""
         return self.routed.evolve_tables(drift, main).items() if self.routed else ()
 
     def commit_batch(self) -> None:
-        """Commit the batch that was just committed to the default table to the routed tables.
-
-        With an atomic commit, they already have it.
-        """
+        """Commit the last batch of the default table to the routed tables. An atomic commit has already done so."""
         self.tried = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
-        """Retry commits to the tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
+        """Retry commits to tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
@@ -153,7 +141,7 @@ class StreamRoute:
             self.report()
 
     def report(self) -> None:
-        """Emit an event that names the tables that are missing rows, or says that no table is missing rows any longer.
+        """Emit an event if tables are missing rows, or are no longer missing rows.
 
         Raises RouteBehind if a table has been missing rows for longer than the route allows.
         """
@@ -177,14 +165,11 @@ class StreamRoute:
 
 
 def behind_words(behind: Sequence[Behind]) -> str:
-    """Describe the tables that are missing rows, for a message."""
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
 def pointer(stream: str, behind: Sequence[Behind]) -> str:
-    """Return a sentence that names the command that shows each table's remedy; empty if the reasons themselves name
-    commands.
-    """
+    """Return a sentence that names the command for the remedies; empty if the reasons already name commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -1,6 +1,4 @@
-"""The tables of a stream's route: which table each route value has, how tasks write to the tables, and how new tables
-are created.
-"""
+"""The tables of a stream's route: which table each value has, how tasks write to them, and how they are created."""
 
 from __future__ import annotations
 
@@ -44,13 +42,11 @@ log = logging.getLogger(__name__)
 
 
 def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create a table for which rows of these batches wait next to the default table, and write its first marker.
+    """Create a table for which rows of these batches wait, unless it exists, and write its first marker.
 
-    Then the waiting rows can be committed. Does not create a table that exists already.
-
-    Raises RouteBehind for a table that existed before and was dropped, or that belongs to another owner. Raises
-    AdoptionRequired for a table with batches that the default table does not have. Also raises the errors of the
-    catalog and of `ensure_declared`.
+    Then the waiting rows can be committed. Raises RouteBehind for a table that was dropped or belongs to another owner,
+    AdoptionRequired for one with batches that the default table does not have, and the errors of the catalog and of
+    `ensure_declared`.
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _noted_value(spec, tables, target)
@@ -104,7 +100,7 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the route value in the table's note. Returns None for a table that the route names, and without a note."""
+    """Return the route value in the table's note; None for a table that the route names, and without a note."""
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else load_note(tables, target)
     return None if note is None else note.value
@@ -146,8 +142,7 @@ def _full(limit: int) -> str:
 class RoutedTables:
     """The tables of one stream's route, as known to the stream's writer.
 
-    A table that cannot be loaded or created is in `absent`. Its rows wait next to the default table until it can be
-    used again.
+    A table that cannot be loaded or created is in `absent`. Its rows wait next to the default table.
     """
 
     spec: StreamSpec
@@ -167,12 +162,11 @@ class RoutedTables:
     _unread: set[Target] = field(default_factory=set)
     """Tables that the template may have created and that could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """Maps each table to its layout, and to the location of the metadata from which the layout was derived."""
+    """Each table's layout, and the location of the metadata from which the layout was derived."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create those that are declared. An error of one table does not affect the
-        others.
+        """Load the existing tables, and create those that are declared. An error of one does not affect the others.
 
         Raises AdoptionRequired for a table with batches that the default table does not have. Errors of tables that
         commit atomically with the default table are raised too: RouteBehind if another table has the name while rows
@@ -196,11 +190,7 @@ class RoutedTables:
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
-        """Return the route values whose tables earlier writers could not create.
-
-        Leaves out values for which the route no longer makes a table. If rows wait for such a table, it is created when
-        they are committed.
-        """
+        """Return the declared route values whose tables earlier writers could not create."""
         noted = [(note.value, note.target) for note in load_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
@@ -239,8 +229,8 @@ class RoutedTables:
     def _load_or_create(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
         """Run `act`, which loads, creates or changes a table.
 
-        If it fails, the table is added to `absent`, and each batch tries again; other tables are not affected. An error
-        of a table that commits atomically with the default table is raised.
+        If it fails, the table is added to `absent`, and each batch tries again. An error of a table that commits
+        atomically with the default table is raised.
         """
         try:
             act()
@@ -263,10 +253,7 @@ class RoutedTables:
         return atomic if isinstance(atomic, bool) else target in atomic
 
     def retry_absent(self, default_marker: Marker) -> None:
-        """Try again to load or create the tables in `absent`.
-
-        Leaves out tables for which rows wait: they are created when these rows are committed.
-        """
+        """Try again to load or create the tables in `absent`, unless rows wait for them."""
         values = self._values()
 
         def again(target: Target) -> None:
@@ -286,10 +273,7 @@ class RoutedTables:
         return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
     def _find_made(self, default_marker: Marker) -> None:
-        """Load the tables that the template created, and add them to `targets`.
-
-        A table property holds each table's route value.
-        """
+        """Load the tables that the template created, whose property has the route value, and add them to `targets`."""
 
         def found(identifier: str) -> None:
             try:
@@ -342,8 +326,7 @@ class RoutedTables:
             return None
 
     def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve the table to the declaration, record it as a member of the route, and write its first marker if it has
-        none.
+        """Evolve the table to the declaration, record it as a member, and write its first marker if it has none.
 
         Done before any file is staged for the table. Raises TableLost, AdoptionRequired and RouteBehind.
         """
@@ -386,8 +369,7 @@ class RoutedTables:
     ) -> dict[Target, EvolutionResult | None]:
         """Evolve routed tables by the schema drift of a batch. `main` is the default table.
 
-        Returns the result for each table; None for a table that failed and was added to `absent`. Rows of such a table
-        wait next to the default table, which gets their columns instead.
+        The result is None for a table that failed and is now in `absent`. The default table gets its columns instead.
         """
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._values()
@@ -404,11 +386,10 @@ class RoutedTables:
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the batch's staging context with the known routed tables added. Loads only tables whose last commit
-        failed.
+        """Return the batch's staging context with the known routed tables added.
 
-        Rows of tables in `absent` are written next to the default table, in its format. Raises the catalog's errors for
-        a table that commits atomically with the default table.
+        Rows of tables in `absent` are written next to the default table, in its format. Loads only tables whose last
+        commit failed. Raises the catalog's errors for a table that commits atomically with the default table.
         """
         limit = self.route.limit
         destinations = Destinations(
@@ -430,10 +411,7 @@ class RoutedTables:
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _placed(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        """Return the layout in which tasks write to a table.
-
-        Loads the table if its last commit failed. Returns None if that fails too, so that the table is now in `absent`.
-        """
+        """Return the layout in which tasks write to a table; None if the table cannot be loaded."""
         found = list[TargetTable]()
         self._load_or_create(target, value, lambda: found.append(self._target(target, key)))
         return found[0] if found else None

@@ -1,7 +1,7 @@
 """The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
 
-By default the context uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other
-hosts, and have neither the driver's folders nor its environment.
+By default the context uses only this host's loopback. A cluster's executors have neither the driver's folders nor its
+environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Properties that the submission of a driver to a cluster sets. The submission may have changed them."""
+"""Properties that the submission of a driver to a cluster sets."""
 TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory (bytes) of one Python worker and the records that it stages."""
@@ -81,9 +81,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the path of the Python that runs tasks: `spark.pyspark.python` if set, else the package's Python, else the
-    driver's.
-    """
+    """Return the Python that runs tasks: `spark.pyspark.python` if set, else the package's, else the driver's."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -119,9 +117,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
 
 
 def on_loopback(master: str) -> bool:
-    """Whether all masters of a standalone cluster listen on this host's loopback, so that its workers run on this host
-    too.
-    """
+    """Whether all masters of a standalone cluster listen on this host's loopback, so that its workers run here too."""
     if not master.startswith("spark://"):
         return False
     hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]

@@ -1,7 +1,6 @@
-"""The engine that runs the tasks of batches on Spark. It manages the Spark context, and turns Spark's errors into short
-ones.
+"""The engine that runs the tasks of batches on Spark, and turns Spark's errors into short ones.
 
-This module imports only what is needed to start a JVM: see `frazil.stream.main`.
+Imports only what is needed to start a JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ KILLED = 137
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream. If a session is given, uses the session's context, and does not end
-    it.
+    """Starts and ends a Spark context for a stream, or uses the context of a given session.
 
     A batch is one Spark job of plain tasks. Spark sends the function, places the tasks, retries tasks whose worker
     died, and returns their answers. Spark moves no records, except between two stages as opaque bytes. So neither SQL
@@ -76,8 +74,8 @@ class SparkEngine:
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, unless it was started before. Returns a future of the context.
 
-        A thread is used because the JVM takes as long to start as the take-over. Also, Spark replaces signal handlers
-        only if it starts in the main thread.
+        The JVM takes as long to start as the take-over. Also, Spark replaces signal handlers only if it starts in the
+        main thread.
         """
         if self._started is None:
             self._started = self._pool.submit(self._start)
@@ -194,7 +192,7 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Start Python workers that import the modules needed for staging. This runs while the driver takes over."""
+        """Start Python workers that import the modules needed for staging, while the driver takes over."""
         from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
 
         workers = self._spec.resources.cores
@@ -241,9 +239,7 @@ def _failure(error: Exception, said: str, stream: str) -> Exception | None:
 
 
 def raised_in_task(said: str) -> str | None:
-    """Return the message of a task's Python error, which follows the whole traceback in Spark's text; None without a
-    Python error.
-    """
+    """Return the message of a task's Python error, which follows the traceback in Spark's text; None without one."""
     _, found, trace = said.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]

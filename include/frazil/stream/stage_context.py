@@ -1,6 +1,4 @@
-"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' current
-state.
-"""
+"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' state."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """Return the rules by which records change rows of the table, with the columns' current names; None if each record
-    is a row.
-    """
+    """Return the rules by which records change rows, with the columns' current names; None if each record is a row."""
     if spec.mode == "append":
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
@@ -108,9 +104,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """Return the declared handling of sensitive fields, with the table's current column names; empty if none are
-    declared.
-    """
+    """Return the declared handling of sensitive fields, with the columns' current names; empty without any."""
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -123,7 +117,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 
 def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
-    """Return the stream's transform, with the table's current column names; None without a transform."""
+    """Return the stream's transform, with the columns' current names; None without a transform."""
     if spec.transform is None:
         return None
     from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared

@@ -22,19 +22,15 @@ from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
 Sent = tuple[int, str | tuple[int, int, bytes]]
-"""An item that passes through a shuffle.
+"""An item that passes through a shuffle: the number of the receiving writer, and what it receives.
 
-The first value is the number of the receiving writer. The second value is either a reader's answer, or a `Parcel`'s
-task, row count and data.
+The second value is either a reader's answer, or a `Parcel`'s task, row count and data.
 """
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces the function that a driver of another version sent.
-
-    It answers each task with an error, which ends the writer.
-    """
+    """Replaces the function that a driver of another version sent: each answer is an error, which ends the writer."""
 
     sentence: str
 
@@ -96,8 +92,8 @@ def warm_up_worker(_: Iterable[int]) -> None:
 class StageRows:
     """The function that an engine sends to its executors, where it is called with the plans of a task.
 
-    It returns a FrazilError as an answer instead of raising it. Spark would retry a task that raises an error, although
-    staging has already retried. Spark still retries a task whose worker died.
+    It returns a FrazilError as an answer: Spark would retry a task that raises, although staging has already retried.
+    Spark still retries a task whose worker died.
     """
 
     context: StageContext
@@ -109,8 +105,8 @@ class StageRows:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the name of one function and its argument, because a worker's version of frazil may differ.
 
-        A Python process that an executor starts while a writer runs imports the version that is installed at that time.
-        A forked worker has the modules that Spark's daemon imported before.
+        A Python process that starts while a writer runs imports the version that is installed at that time. A forked
+        worker has the modules that Spark's daemon imported before.
         """
         return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 
@@ -128,8 +124,7 @@ class StageRows:
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
-        """Read the plans' records, before a shuffle. Yields the rows, each for a writer of `context.shuffle`, and the
-        tasks' answers.
+        """Read the plans' records, before a shuffle. Yields the rows, each for a writer, and the tasks' answers.
 
         The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
         Spark runs a task twice.
@@ -157,10 +152,7 @@ class StageRows:
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
-        """Write the rows that a shuffle sent to one writer.
-
-        Returns the writer's answer, and the readers' answers that were sent to this writer.
-        """
+        """Write the rows that a shuffle sent to one writer. Returns the answers of the writer and of its readers."""
         answers = []
 
         def parcels() -> Iterator[Parcel]:
@@ -185,7 +177,7 @@ class StageRows:
         return iter(answers)
 
     def _refused(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
-        """Return the answer that reports an error. Raises the error if neither frazil nor an object store caused it."""
+        """Return the answer that reports an error. Raises an error that neither frazil nor an object store caused."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)

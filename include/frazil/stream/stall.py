@@ -48,10 +48,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
 
 
 def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return a stall if the planner has had no answer from Kafka for too long (rule 1); otherwise None.
-
-    Checks only a waiting writer, because the planner is not polled while a batch runs.
-    """
+    """Find a planner without an answer from Kafka (rule 1), which is not polled while a batch runs."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -75,7 +72,7 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
 
 
 def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return a stall if unread records make no progress (rule 2); otherwise None.
+    """Find unread records without progress (rule 2).
 
     Names the topic-partition that has waited longest; among equals, the one with the most unread records.
     """
@@ -119,10 +116,7 @@ def _restart(stream: str) -> str:
 
 
 def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Return a stall if offsets wait for a transaction (rule 3); otherwise None.
-
-    Names the topic-partition that has waited longest.
-    """
+    """Find offsets that wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
         return None
@@ -140,11 +134,9 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Return a stall if the watermark does not move (rule 4); otherwise None. Names the topic-partition that holds it
-    back.
+    """Find a watermark that does not move (rule 4), and the topic-partition that holds it back.
 
-    Among the partitions that are not idle, it is one without event times, or else the one whose newest event time is
-    smallest.
+    Among the partitions that are not idle, it is one without event times, or else the one with the smallest time.
     """
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.still_ms or history.advances < MIN_COMMITS:
@@ -192,10 +184,7 @@ def _name(tp: TopicPartition) -> str:
 
 
 class StallWatch:
-    """Evaluates the samples that the heartbeat's thread takes, and emits events when a stall begins or ends.
-
-    Not thread-safe.
-    """
+    """Evaluates samples of the heartbeat's thread, and emits events when a stall begins or ends. Not thread-safe."""
 
     def __init__(self, stream: str, limits: Limits, *, emit: Callable[[StreamEvent], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
@@ -207,7 +196,7 @@ class StallWatch:
         self._limits = self._declared.stretched(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """Return the stall at the sample's time; None if the writer is not stalled.
+        """Return the stall at the sample's time; None without one.
 
         While the writer takes over or stops, returns the previous result.
         """
@@ -219,10 +208,7 @@ class StallWatch:
         return self._stall
 
     def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
-        """Emit events if a stall ended or began.
-
-        A stall of the same kind counts as the same stall, even with another topic-partition.
-        """
+        """Emit events if a stall ended or began. A stall of the same kind counts as the same stall."""
         before = self._stall
         if (before and before.kind) == (found and found.kind):
             return

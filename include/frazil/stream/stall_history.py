@@ -13,28 +13,19 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
-"""Number of commit intervals without progress after which a writer is stalled. A healthy writer would have committed at
-least twice.
-"""
+"""Number of commit intervals without progress after which a writer is stalled. Two of them allow a slow commit."""
 MIN_STALL_MS = 20_000
 """Minimum time (ms) without progress after which a writer is stalled.
 
-On a busy host, a batch takes many commit intervals of one or two seconds. Spark alone needs up to 10 s to start a
-Python worker.
+On a busy host, a batch takes many commit intervals of a second. Spark needs up to 10 s to start a Python worker.
 """
 GAP_MS = 30_000
-"""Maximum time (ms) between two samples. After a longer gap, the machine slept or its clock was set, and the history
-begins again.
-"""
+"""Maximum time (ms) between two samples. After a longer gap, the machine slept, and the history begins again."""
 FIRST_ANSWER_MS = 60_000
-"""Time (ms) without the planner's first answer after which a writer is stalled. Brokers that start or elect leaders
-answer late.
-"""
+"""Time (ms) without the planner's first answer after which a writer is stalled. Starting brokers answer late."""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a writer can stall. During a start, a take-over and a stop, other limits apply and log ends are not
-observed.
-"""
+"""Phases in which a writer can stall. During a start, a take-over and a stop, log ends are not observed."""
 
 
 class BatchName(NamedTuple):
@@ -82,12 +73,9 @@ class Sample:
     offsets: Mapping[TopicPartition, int]
     """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of records after the committed offset at the planner's last report, by partition. Partitions without such
-    records are left out.
-    """
+    """Number of records after the committed offset at the planner's last report, where there are any."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that wait for transactions to end, by partition. Partitions without such offsets are left out.
-    """
+    """Number of offsets that wait for transactions to end, where there are any."""
     transaction: str = ""
     """See `PlannerReport.transaction`."""
     planned_at_ms: int | None = None
@@ -107,13 +95,9 @@ class Wait:
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
     nearer_at_ms: int
-    """When the partition's records last made progress: they were first seen, or the first batch with these records read
-    further.
-    """
+    """When the records were first seen, or when the first batch with these records last read further."""
     tried: BatchName | None
-    """The first batch that reads these records; None before any batch reads them. Another batch over the same records
-    is not progress.
-    """
+    """The first batch that reads these records, if any. Another batch over the same records is not progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +117,13 @@ class History:
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """Maps a topic-partition with open transactions to the offset where its readable part ends, and to the time (ms)
-    since when it has ended there.
-    """
+    """For open transactions: the offset where the readable part ends, and since when (ms) it ends there."""
 
 
 def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
-    """Return the history with one more sample.
+    """Return the history with one more sample. After a gap between samples, the history begins again.
 
-    After a gap between samples, the history begins again. Samples in other phases than WORKING do not add to it.
+    Samples in other phases than WORKING do not add to it.
     """
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
@@ -168,10 +150,7 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
 
 
 def _still_starts(before: History) -> bool:
-    """Whether no commit has advanced offsets since the watermark last moved.
-
-    The watermark may then be unchanged only because no record was read.
-    """
+    """Whether no commit has advanced offsets since the watermark last moved, so that no record may have been read."""
     return before.advances == 0
 
 

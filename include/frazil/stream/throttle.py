@@ -25,16 +25,12 @@ END = 1.5
 TURN = 1.05
 """The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
 SLICES = 4
-"""Number of time slices kept. Each is half a maintenance period. Any three of them contain a low, even if a run of
-maintenance is half a period late.
-"""
+"""Number of time slices kept, each half a maintenance period. Three contain a low even if maintenance is late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The size of the history of the branch `main` after a commit, the commit's duration in seconds, and the time of
-    the measurement.
-    """
+    """The size of the history of the branch `main` after a commit, and the commit's duration in seconds."""
 
     snapshots: int
     manifests: int

@@ -1,11 +1,9 @@
-"""Lets a stream of captured changes read whole source transactions only, and no event of a transaction that has not
-ended.
+"""Lets a stream of captured changes read only whole source transactions.
 
 Each event of the source's table names its transaction. Another topic has the number of events of each transaction. The
 driver reads both topics here, so that the planner knows where a batch may end.
 
-Events that are held back stay in Kafka. The marker's position is always a boundary between transactions, and after a
-crash the next writer continues there.
+Events that are held back stay in Kafka. The marker's position is always a boundary between transactions.
 """
 
 from __future__ import annotations
@@ -37,18 +35,13 @@ log = logging.getLogger(__name__)
 STEP = 100_000
 """Number of events to read at a time. After each step, the events of complete transactions are forgotten."""
 SLICE = 20_000
-"""Number of records of the transaction topic to read at once. It is limited because ends that are not needed yet take
-memory.
-"""
+"""Number of records of the transaction topic to read at once. Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum time by which the connector's clock may step back. The search for transaction ends starts this long before
-the first event.
-"""
+"""Maximum time by which the connector's clock may step back. The search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets before the position that a new writer searches for the last transaction, if the marker does not
-name it.
+"""Number of offsets before the position that a new writer searches for the last transaction.
 
-The marker does not name it if an earlier version wrote the marker, or if the stream was reset.
+It searches if the marker does not name the transaction, because of an earlier version or a reset.
 """
 MAX_NAME_CHARACTERS = 200
 """Maximum number of characters of a table's name in messages."""
@@ -63,10 +56,7 @@ class Topics(Protocol):
         """Yield the events with offsets in `[start, end)` that Kafka still has."""
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
-        """Return the next transaction ends, and whether more may follow.
-
-        The first call starts at the time `since_ms`.
-        """
+        """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
 
 
 @dataclass(slots=True)
@@ -82,7 +72,7 @@ class WholeTransactions:
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if the marker names it."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do, as text; empty if no records are held back."""
+    """The transaction for which records are held back, and what to do; empty if none are held back."""
     stuck: bool = False
     """Whether all events and ends were read, and a transaction has definitely not ended."""
     _waits: bool = False
@@ -90,12 +80,11 @@ class WholeTransactions:
     _log: Boundaries | None = None
     _scanned: int = 0
     _since_ms: int | None = None
-    """When the first event of a transaction was written, in milliseconds since 1970; None before that event was read.
-    """
+    """When the first event of a transaction was written (ms since 1970); None before it was read."""
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset at which an unfinished transaction begins, and since when (`clock`) it has been unfinished."""
+    """The offset at which an unfinished transaction begins, and since when (`clock`)."""
     _warned: float = 0.0
 
     @property
@@ -114,12 +103,10 @@ class WholeTransactions:
 
     @property
     def last(self) -> LastTransaction:
-        """The last transaction before `at`."""
         return self._log.newest if self._log else self.began
 
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return the offset up to which the partition may be read, from `start`. `end` is the end of the partition's
-        log.
+        """Return the offset up to which the partition may be read, from `start`. `end` is the end of its log.
 
         The result is less than `end` if all records up to `end` are known and a transaction has not ended. Raises the
         errors of reading Kafka, and SpecError if the topic has events of several tables.
@@ -231,8 +218,6 @@ class WholeTransactions:
 
 @dataclass(slots=True)
 class KafkaTopics:
-    """Implements `Topics` with the stream's Kafka cluster."""
-
     properties: Mapping[str, str]
     """Kafka properties with resolved references."""
     kafka: KafkaOffsets
@@ -291,7 +276,7 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """Return the object that finds the stream's transaction boundaries; None if the stream declares no transactions.
+    """Return the object that finds the stream's transaction boundaries; None if it declares no transactions.
 
     `properties` may have unresolved references. `last` is the last transaction in the marker.
     """

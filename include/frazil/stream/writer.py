@@ -1,8 +1,7 @@
-"""The writer of one stream. In each epoch it takes over, settles the batches that earlier epochs left, and runs
-batches.
+"""The writer of one stream. In each epoch it takes over, settles batches of earlier epochs, and runs batches.
 
-A stale batch ends the epoch, and the writer begins the next one. Every epoch begins at the marker's offsets: nothing
-else records a stream's position.
+A stale batch ends the epoch, and the writer begins the next one at the marker's offsets: nothing else records a
+stream's position.
 """
 
 from __future__ import annotations
@@ -76,14 +75,10 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""Number of epochs in a row that may end with StaleBatch before the writer ends. Something else then keeps changing the
-stream.
-"""
+"""Number of epochs in a row that may end with StaleBatch before the writer ends."""
 START_ATTEMPTS = 10
 MAX_START_WAIT_S = 30.0
-"""Maximum wait (s) between two attempts to start Spark's Python processes on a busy host. All attempts together take
-minutes.
-"""
+"""Maximum wait (s) between two attempts to start Spark's Python processes on a busy host."""
 
 
 @dataclass(slots=True)
@@ -92,7 +87,6 @@ class Writer:
 
     spec: StreamSpec
     engine: Engine
-    """The engine that stages the batches."""
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
     """Receivers of the writer's events, called after the log and the heartbeat."""
@@ -104,8 +98,8 @@ class Writer:
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Run batches until the writer is stopped. With `until_caught_up`, also stops when all records that were in
-        Kafka at the start are committed.
+        """Run batches until the writer is stopped and, with `until_caught_up`, until all records that were in Kafka are
+        committed.
 
         Returns the last marker. Returns None if the writer was stopped before it took over, or while a service that it
         needs did not respond. Raises errors that a new epoch would not fix.
@@ -257,10 +251,7 @@ class Writer:
         return merge_config(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage, while other streams may use this writer's slot.
-
-        Returns whether the writer is asked to end.
-        """
+        """Wait during an outage, while other streams may use this writer's slot. Returns whether to end."""
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.turns.lend(
             lambda: self.stopping.wait(seconds), unless=self.stopping.is_set, waits=lambda: emit(again)
@@ -268,7 +259,6 @@ class Writer:
 
 
 def _still_starting(events: Events) -> None:
-    """Report the starting phase, so that a writer in the queue does not look stuck."""
     events.emit(PhaseBegan(Phase.STARTING))
 
 
@@ -289,7 +279,7 @@ class EpochParts:
     afterwards: ExitStack
     """Holds callbacks that run after the engine has ended."""
     wait: Callable[[float], object]
-    """Waits for a number of seconds during an outage. Returns a true value if the writer is asked to end."""
+    """Waits for seconds during an outage. Returns a true value if the writer is asked to end."""
 
 
 @dataclass(slots=True)
@@ -342,10 +332,7 @@ class Epoch:
         return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
 
     def _begin(self) -> BatchRunner:
-        """Take over the stream, settle the batches of earlier epochs, and return the runner of this epoch's batches.
-
-        Afterwards, every batch of an earlier epoch is either committed or discarded.
-        """
+        """Take over the stream, and commit or discard every earlier batch. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -385,11 +372,10 @@ class Epoch:
         return runner
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`. Otherwise raise
-        `OffsetGap`.
+        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
 
-        With `on-gap: skip`, a stream whose log was truncated is first reset to the offset of the truncation, which ends
-        this epoch.
+        With `on-gap: skip`, a truncated log first resets the stream to the offset of the truncation, which ends this
+        epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Some topics that match the pattern may have been deleted.

@@ -57,14 +57,13 @@ FIXED_BY_TABLE_CHANGE = frozenset(
         CircuitOpen,
     )
 )
-"""Exit codes that an operator fixes by changing the table. Without `Fenced`: the newer writer changes the table, too.
-"""
+"""Exit codes that an operator fixes by changing the table. After `Fenced`, the newer writer changes it, too."""
 
 EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
 """Exit codes whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
-"""Exit codes of a writer that could not reach a service, such as Kafka. Such a writer is restarted indefinitely."""
+"""Exit codes of a writer that could not reach a service. Such a writer is restarted indefinitely."""
 
 
 FAILURE_CAUSES = frozenset(
@@ -97,7 +96,6 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
 
 
 def _hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
-    """Keep a writer that a shared application runs. End its supervision here if the stream is removed."""
     declared, runs = observed.declared, f"the application {launch.application} runs the writer"
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
@@ -105,7 +103,6 @@ def _hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, pol
 
 
 def _stop_or_restart(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Stop or restart a running writer that no longer matches its declaration or desired state; None if it matches."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago"
@@ -147,7 +144,6 @@ def _hold_or_end(observed: Observed, *, now_ms: int, policy: Policy) -> Decision
 
 
 def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """Return the decision after the end of the last writer, if a writer should run."""
     exit_ = observed.exit
     if exit_ is None:
         last = "the foreground writer ended" if observed.launch else "none has been launched before"
@@ -172,7 +168,6 @@ def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decisio
 
 
 def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Restart the writer after the backoff, or give up after too many crashes without a commit."""
     row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     message = f": {exit_.error}" if exit_.error else ""
@@ -193,7 +188,7 @@ def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, p
 
 
 def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Return the decision after an end whose cause is outside this host and may be gone; None for any other end."""
+    """Decide after an end whose cause is outside this host and may be gone; None for any other end."""
     if exit_.code not in EXTERNAL_CAUSES:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
@@ -209,7 +204,7 @@ def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int,
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether no supervisor on this host saw this end, or supervision was away from this host for long since then."""
+    """Whether no supervisor on this host saw this end, or supervision was away for long since then."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -239,7 +234,6 @@ def _has_committed_before(observed: Observed, exit_: ExitRecord) -> bool:
 
 
 def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Return a predicate for exits with the same declaration and generation as the last exit."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
@@ -281,7 +275,7 @@ def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, 
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Describe a user's change after this end, which may have fixed the cause; None without such a change."""
+    """Describe a user's change after this end, which may have fixed the cause; None without one."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation

@@ -17,8 +17,6 @@ from frazil.supervise.observed import Declared, Removed, Unreadable
 
 
 class DeclarationReader(Protocol):
-    """Reads one stream's declaration repeatedly."""
-
     @property
     def spec(self) -> StreamSpec | None:
         """The last valid declaration; None before the first."""
@@ -60,7 +58,7 @@ class Declaration:
         return Declared(self.spec.fingerprint())
 
     def _read_own_file(self) -> StreamSpec | None:
-        """Read the stream's file. Return None unless the file is valid and the only one that declares the stream.
+        """Read the stream's file; None unless it is valid and the only one that declares the stream.
 
         After None, the caller reads the whole folder to find the cause. A new second declaration is detected at the
         next listing of the folder.

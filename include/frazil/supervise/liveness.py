@@ -47,7 +47,6 @@ def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
 
 
 def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
-    """Describe a running writer's progress in one line."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
@@ -65,9 +64,9 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
 
 
 def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Decide to restart a writer that exceeded its phase's time limit, or whose heartbeat is missing; otherwise None.
+    """Restart a writer that exceeded its phase's time limit, or whose heartbeat is missing; otherwise None.
 
-    A writer that processes a long backlog is not hung, and an idle writer is not hung either.
+    Neither a writer with a long backlog nor an idle one is hung.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
@@ -91,7 +90,7 @@ def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Poli
 
 
 def decide_stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """Decide to keep a stopping writer while its current batch makes progress, otherwise to kill it."""
+    """Keep a stopping writer while its current batch makes progress, otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}

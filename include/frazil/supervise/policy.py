@@ -24,8 +24,9 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum number of milliseconds without progress per phase. Each limit is well above the phase's own timeouts, such as
-two minutes for brokers and the catalog, after which the writer ends with a restartable code.
+"""Maximum time (ms) without progress per phase.
+
+Each is well above the phase's own timeouts, such as two minutes for brokers and the catalog.
 """
 
 
@@ -34,25 +35,23 @@ class Policy:
     """The supervisor's limits and backoffs."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """A writer that makes no progress for longer than its phase's limit is hung; in WAITING only while there is lag."""
+    """A writer without progress for longer than its phase's limit is hung; in WAITING only with lag."""
     heartbeat_limit_ms: int = MINUTE_MS
     """Maximum age of a live writer's heartbeat. A writer renews its heartbeat about every second."""
     hung_grace_ms: int = 30 * SECOND_MS
     """Milliseconds that a hung writer has to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """Milliseconds for which a declaration may be missing, for example while files are replaced.
+    """Time (ms) for which a declaration may be missing, for example while files are replaced.
 
     Commands and DAGs wait longer (`frazil.spec.last_valid.MOMENT_MS`), because removing a DAG deletes its runs. A
-    writer that is stopped too early loses nothing: it continues from its last commit.
+    writer that is stopped too early loses nothing.
     """
     first_backoff_ms: int = SECOND_MS
     max_backoff_ms: int = MINUTE_MS
     max_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Long, because it takes a while to restore access, and a catalog may lock out clients that retry too often."""
+    """Long, because restoring access takes a while, and a catalog may lock out frequent clients."""
     moved_ms: int = 5 * MINUTE_MS
-    """Milliseconds without supervision after which another host is assumed to have supervised. A shorter gap is treated
-    as a restart of Airflow.
-    """
+    """Time (ms) without supervision after which another host may have supervised. A restart of Airflow is shorter."""
     crash_limit: int = 5
     """Number of crashes without a commit within `crash_window_ms` after which the supervisor gives up."""
     crash_window_ms: int = 60 * MINUTE_MS
@@ -67,9 +66,7 @@ class Policy:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """Return the limits for a stream, whose writer may wait for its longest commit interval while records are
-        unread.
-        """
+        """Return the limits for a stream, whose writer may wait for its longest commit interval."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -1,6 +1,4 @@
-"""The programs that can be supervised: a stream's own writer, or a shared application. Also reads a stream's desired
-state and table fingerprint for its supervisor, without raising errors.
-"""
+"""The programs that can be supervised: a stream's own writer, or a shared application."""
 
 from __future__ import annotations
 
@@ -138,8 +136,6 @@ class Supervised(ABC):
 
 
 class SupervisedStream(Supervised):
-    """Supervises one stream's own writer."""
-
     def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration
@@ -147,10 +143,7 @@ class SupervisedStream(Supervised):
         self._table = TableState(clock=clock)
 
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the declaration.
-
-        A stream in a shared application counts as removed, because the application supervises it.
-        """
+        """Read the declaration. A stream in a shared application counts as removed: the application supervises it."""
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._removed_since_ms = None
@@ -204,9 +197,9 @@ class SupervisedStream(Supervised):
 
 
 class SupervisedApplication(Supervised):
-    """Supervises a shared application. The application itself supervises its streams' writers.
+    """Supervises a shared application, which itself supervises its streams' writers and handles their pauses.
 
-    A pause of the application is stored on its host. Pauses of its streams are handled by the application.
+    A pause of the application is stored on its host.
     """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
@@ -284,7 +277,6 @@ class TableState:
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
-        """Return the desired state."""
         if spec is None:
             return Unreadable("the stream's table is unknown, because it has no valid spec")
         try:

@@ -1,8 +1,7 @@
 """Supervises one writer application: each call of `step` observes, decides, acts and reports.
 
 The supervisor's state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two
-concurrent supervisors do no harm: the lock admits one launch, and the other actions are idempotent. The module does not
-depend on Airflow.
+concurrent supervisors do no harm: the lock admits one launch, and the other actions are idempotent.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ WATCH_INTERVAL_MS = 10_000
 """Milliseconds between two records that this supervisor is active; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_READ_BYTES = 4 * 1024
-"""Bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the earlier lines."""
+"""Bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,9 @@ class Supervisor:
         return self._step(act=False)
 
     def pause_for_user(self, *, by: str, reason: str) -> Step:
-        """Pause the program for a user, and ask the writer to stop. Raises the catalog's errors.
+        """Pause the program for a user, and ask the writer to stop, even if the pause cannot be stored.
 
-        The writer is asked to stop even if the pause cannot be stored.
+        Raises the catalog's errors.
         """
         try:
             self._program.pause(by=by, reason=reason)
@@ -101,8 +100,8 @@ class Supervisor:
     def clear_for_user(self, *, by: str, reason: str) -> Step:
         """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
 
-        Undoes a pause by the same `by`, but no other pause. The writer is started later, by the next supervisor, which
-        may be on another host.
+        Undoes a pause by the same `by`, but no other pause. The next supervisor, perhaps on another host, starts the
+        writer.
         """
         with self._step_lock:
             launch = self._launcher.observe().launch
@@ -169,7 +168,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
     def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
-        """Carry out a decision. Return the error; None if it succeeded."""
+        """Carry out a decision. Returns the error, if any."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -215,13 +214,13 @@ _ACTION_TEXTS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up; an operator must fix the cause",
 }
-"""Texts of the actions in the history. Holds are not recorded: the previous action or the next start has the reason."""
+"""Holds are not recorded: the previous action or the next start has the reason."""
 
 
 def history_entry(
     decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
-    """Return the history event of a decision, which failed if `problem` is not None; None if it is not recorded."""
+    """Return the history event of a decision, which failed if there is a `problem`; None if it is not recorded."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
         # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""
