@@ -35,7 +35,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import MadeStream
 from tests.substrates.conftest import NOW_MS, catalog_of, configure

@@ -49,7 +49,6 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.stream.batch_rates import join_ranges, measure_metadata, update_rates
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
@@ -62,12 +61,12 @@ from frazil.stream.evolve import (
 )
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import retry_during_outage
-from frazil.stream.plan import Position, read_rates, write_rates
+from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
-from frazil.stream.throttle import Bounds, Throttle, throttle
+from frazil.stream.throttle import Bounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import catalog_errors
 from frazil.table.growth import Refusal
 
@@ -446,7 +445,8 @@ class BatchRunner:
     def _measure(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
         """Record the batch's rates and the size of the table's metadata for the planner. Only logs errors."""
         try:
-            update_rates(open_exchange(self.run_folder), journal, answers, batch_s=batch_s)
+            task_s = [answer.seconds for answer in answers]
+            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":

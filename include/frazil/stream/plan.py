@@ -6,13 +6,15 @@ Times are seconds of a monotonic clock. Producers' timestamps are not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
+from frazil.commit.journal import Journal
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
+from frazil.errors import StaleBatch
 from frazil.host.exchange import Exchange
-from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
 
@@ -206,3 +208,44 @@ def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, over
         task_seconds_per_record=mix(old.task_seconds_per_record, max(task_s, 0.0) / records),
         overhead_s=mix(old.overhead_s, max(overhead_s, 0.0)),
     )
+
+
+def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
+    """Update the planner's rates after a batch that took `batch_s` seconds in all."""
+    rates = learned(
+        read_rates(exchange),
+        records=journal.records,
+        written_bytes=sum(f.bytes for f in journal.staged_for("main")),
+        task_s=sum(task_s),
+        overhead_s=batch_s - max(task_s, default=0.0),
+    )
+    write_rates(exchange, rates)
+
+
+def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
+    """Join the pieces that several tasks read into one range per topic-partition.
+
+    Raises `StaleBatch` if offsets between two pieces were not read. Only a bug can cause this, and such a batch must
+    never be journaled.
+    """
+    whole = []
+    in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
+    for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):
+        parts = list(group)
+        if any(a.end != b.start for a, b in pairwise(parts)):
+            raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
+        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
+        whole.append(
+            RangeProgress(
+                topic,
+                partition,
+                parts[0].start,
+                parts[-1].end,
+                records=sum(p.records for p in parts),
+                rejected=sum(p.rejected for p in parts),
+                dropped=sum(p.dropped for p in parts),
+                max_event_time_us=max(times, default=None),
+                future=sum(p.future for p in parts),
+            )
+        )
+    return tuple(whole)

@@ -32,8 +32,7 @@ from frazil.host.writer_log import rotate_full
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stall import StallWatch
-from frazil.stream.stall_history import BatchName, Limits, Sample
+from frazil.stream.stall import BatchName, Limits, Sample, StallWatch
 
 log = logging.getLogger(__name__)
 

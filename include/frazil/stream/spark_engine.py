@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.executors import report_if_lost
-from frazil.stream.session import start_context
+from frazil.stream.session import check_executors, report_if_lost, start_context
 
 if TYPE_CHECKING:
     from frazil.stream.engine import TaskAnswer
@@ -203,8 +202,6 @@ class SparkEngine:
             return self._given
         context = self._unchecked = start_context(self._spec)
         if self._spec.resources.on_cluster:
-            from frazil.stream.executors import check_executors  # noqa: PLC0415 - see the module
-
             check_executors(context, self._spec)
         return context
 

@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+from pyiceberg.table import Table
+
+from frazil.commit.history import ancestors
+from frazil.commit.manifest_lists import manifests_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 
@@ -36,6 +40,16 @@ class Measure:
     manifests: int
     commit_s: float
     at_ms: int
+
+
+def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
+    """Measure a table's metadata after a commit that took `commit_s` seconds.
+
+    Counts only snapshots of the branch `main`, as maintenance does. An open backfill branch would count them again.
+    """
+    main = list(ancestors(table.metadata))
+    manifests = len(manifests_of(main[0], table.io)) if main else 0
+    return Measure(len(main), manifests, commit_s, at_ms)
 
 
 class Low(NamedTuple):

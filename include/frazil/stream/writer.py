@@ -56,18 +56,16 @@ from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
-from frazil.stream.event_log import log_event
-from frazil.stream.hosting import Hosting
+from frazil.stream.hosting import Hosting, RecordFolding
 from frazil.stream.merge_tasks import MergeRun
 from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_S
 from frazil.stream.progress import ProgressFolder, cluster_period_s
-from frazil.stream.record_folding import RecordFolding
-from frazil.stream.recording import Recording, recorded
+from frazil.stream.recording import Recording, log_event, recorded
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import made_to_follow
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location

@@ -22,10 +22,9 @@ from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
-from frazil.stream.batch_rates import join_ranges, update_rates
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.outage import retry_during_outage
-from frazil.stream.plan import Rates, read_rates, write_rates
+from frazil.stream.plan import Rates, join_ranges, read_rates, update_rates, write_rates
 from frazil.stream.progress import Counted, ProgressFolder
 from frazil.stream.spark_engine import SparkEngine
 

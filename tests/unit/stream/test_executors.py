@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frazil import __version__
-from frazil.stream.executors import unlike
 from frazil.stream.progress import MAX_PERIOD_S, WRITES_A_SECOND, cluster_period_s
+from frazil.stream.session import unlike
 
 VALID = {"host": "a", "frazil": __version__}
 

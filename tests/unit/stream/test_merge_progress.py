@@ -26,11 +26,11 @@ from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.stream import merge_tasks
 from frazil.stream.attempt import Abandoned
-from frazil.stream.event_log import log_event
 from frazil.stream.merge_tasks import MergeRun, MergeTasks, read_results
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits
 from frazil.supervise.decision import Cause, Decision
 from frazil.supervise.liveness import decide_hung
 from frazil.supervise.observed import Declared, Desired, Observed

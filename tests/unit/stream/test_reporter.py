@@ -15,12 +15,11 @@ from frazil.events import BatchCommitted, DistributionChosen, Events, NoticeGive
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
-from frazil.stream.event_log import log_event
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, write_task
+from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import StallWatch
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits, StallWatch
 
 INTERVAL_S = 20
 STILL_S = 3 * INTERVAL_S

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.stream.stall import find_stall
-from frazil.stream.stall_history import (
+from frazil.stream.stall import (
     FIRST_ANSWER_MS,
     GAP_MS,
     MIN_STALL_MS,
@@ -22,6 +21,7 @@ from frazil.stream.stall_history import (
     History,
     Limits,
     Sample,
+    find_stall,
     remember,
 )
 

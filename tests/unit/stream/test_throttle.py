@@ -23,10 +23,10 @@ from frazil.ingest.contract import StageResult
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.event_log import log_event
 from frazil.stream.plan import read_rates
+from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
 from frazil.supervise.policy import Policy
 from tests.made_batches import MadeStream
