@@ -82,10 +82,7 @@ def _with_desired(known: StreamState, desired: Desired | None) -> StreamState:
     if desired is None:
         return known
     return replace(
-        known,
-        desired=str(desired.mode),
-        desired_reason=desired.reason or None,
-        desired_at_ms=desired.at_ms or None,
+        known, desired=str(desired.mode), desired_reason=desired.reason or None, desired_at_ms=desired.at_ms or None
     )
 
 

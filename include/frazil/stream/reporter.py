@@ -55,13 +55,7 @@ class Reporter:
     """
 
     def __init__(
-        self,
-        events: Events,
-        *,
-        fingerprint: str,
-        folder: Path,
-        limits: Limits,
-        heartbeats: Heartbeats | None = None,
+        self, events: Events, *, fingerprint: str, folder: Path, limits: Limits, heartbeats: Heartbeats | None = None
     ) -> None:
         now = events.clock_ms()
         self._emit, self._began_ms, self._measured_ms = events.emit, now, 0

@@ -31,14 +31,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy
-from frazil.errors import (
-    CommitUnavailable,
-    KafkaUnavailable,
-    OffsetGap,
-    PythonStartTimeout,
-    StaleBatch,
-    TopicMissing,
-)
+from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
 from frazil.events import ChangesMerged, EpochBegan, Events, OutageMet, PhaseBegan, RecordsSkipped, Sink, StreamEvent
 from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase

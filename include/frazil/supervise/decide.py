@@ -301,10 +301,7 @@ def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> 
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
     return Decision(
-        WriterAction.HOLD,
-        cause,
-        f"given up: {reason}; fix the cause, then run `frazil resume`",
-        subject=subject,
+        WriterAction.HOLD, cause, f"given up: {reason}; fix the cause, then run `frazil resume`", subject=subject
     )
 
 
