@@ -37,7 +37,7 @@ from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import made_to_follow
+from frazil.stream.routed_tables import create_waiting_table
 from frazil.stream.stage_context import stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -140,7 +140,7 @@ class Bench:
             self.tables,
             source=SOURCE,
             initial=lambda: {("shop", 0): 0},
-            following=partial(Followers.load, self.tables, make=partial(made_to_follow, spec, self.tables)),
+            following=partial(Followers.load, self.tables, make=partial(create_waiting_table, spec, self.tables)),
         )
         self.marker = self._marker()
         self.route = StreamRoute.begin(spec, self.tables, self.marker, self.committer.followers, lambda _: None)

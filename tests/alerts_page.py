@@ -30,7 +30,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.maintenance import STALE_INTERVALS, Alerts, Maintenance
 from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
-from frazil.status.flow import FEWEST_RECORDS, Flow, Landed
+from frazil.status.flow import MIN_RECORDS, CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 
 NOW_MS = 2_000_000_000_000
@@ -80,7 +80,7 @@ def render() -> str:
     for rule in [*RULES, RATE]:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
-    few = {"records": FEWEST_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
+    few = {"records": MIN_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
     notes = _NOTES.format(intervals=STALE_INTERVALS, files=FEWEST_FILES, **few)
     return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
 
@@ -145,7 +145,7 @@ def _of_stream() -> Iterator[Reading]:
         registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),
         waiting_batches=4,
-        flow=Flow(None, (), 0, measured=Landed(1_000, 51, 300, reasons), recent=Landed(500, reasons=reasons)),
+        flow=Flow(None, (), 0, measured=CommitSums(1_000, 51, 300, reasons), recent=CommitSums(500, reasons=reasons)),
     )
     yield from stream_readings(broken, _with_rate(), now_ms=NOW_MS)
 

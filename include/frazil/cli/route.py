@@ -26,8 +26,14 @@ from frazil.commit.waiting_files import load_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import DroppedTable, behind_default_table, recreate_table, route_has, value_of_dropped
-from frazil.stream.routed_tables import is_in_the_place
+from frazil.stream.dropped_tables import (
+    DroppedTable,
+    behind_default_table,
+    dropped_table_value,
+    recreate_table,
+    route_may_include,
+)
+from frazil.stream.routed_tables import is_foreign_table
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
@@ -171,9 +177,9 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
 def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
     """Give up the waiting rows of one table, if the user confirms. Returns False if there was nothing to give up."""
     _check_routed(opened, default_marker, found, table)
-    has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
+    has, there = route_may_include(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
-        value_of_dropped(opened.spec, opened.tables, table)  # raises an error before anything is printed
+        dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
     rows = found.rows_for(table, backfilled=not has)  # tables of the route still get the rows of a backfill
     if not rows and _is_well(opened, default_marker, found, table, there=there):
         waiting = found.backfill_for(table)
@@ -193,7 +199,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     try:
         if not there:
             recreate_table(opened.spec, opened.tables, table)
-        elif is_in_the_place(opened.spec, opened.tables, table):
+        elif is_foreign_table(opened.spec, opened.tables, table):
             following.give_up_waiting_rows(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
             asking.output.say(
@@ -216,7 +222,7 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     """Whether a table agrees with the default table, or was given up before. Called only if no rows wait for it."""
     if table in found.amiss:
         return False
-    if not there or is_in_the_place(opened.spec, opened.tables, table):
+    if not there or is_foreign_table(opened.spec, opened.tables, table):
         return _was_given_up(opened, table)
     metadata = opened.tables.handle(table).current().metadata
     try:

@@ -16,14 +16,14 @@ from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import counted, format_duration
-from frazil.status.flow import FEWEST_RECORDS, HOUR_MS, Flow
+from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_BAD = 10
-"""Minimum number of bad records for a percentage of fewer than `FEWEST_RECORDS` records to be meaningful."""
+"""Minimum number of bad records for a percentage of fewer than `MIN_RECORDS` records to be meaningful."""
 LARGE_PERCENTAGE = 50
-"""Minimum threshold for a percentage of fewer than `FEWEST_RECORDS` records. A larger declared threshold is used
+"""Minimum threshold for a percentage of fewer than `MIN_RECORDS` records. A larger declared threshold is used
 instead.
 """
 NAMED = 5
@@ -143,7 +143,7 @@ def _share(count: int, records: int, limit: float) -> tuple[float | None, float]
     The percentage is None if there are too few records.
     """
     share = 100 * count / max(records, 1)
-    if records >= FEWEST_RECORDS or not count:
+    if records >= MIN_RECORDS or not count:
         return share, limit
     return share if count >= FEWEST_BAD else None, max(limit, LARGE_PERCENTAGE)
 

@@ -35,7 +35,7 @@ class ResetTarget:
             raise ValueError("--offsets belongs to --to offsets, and that needs it")
 
 
-def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
+def fetch_available(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     """Return which offsets Kafka has, and where its logs were truncated below the marker."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
@@ -46,7 +46,7 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     return Available(topics.identity, first, end, cut)
 
 
-def target_of(
+def target_offsets(
     wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
 ) -> dict[TopicPartition, int]:
     """Return the offset at which the stream continues, for every topic-partition in Kafka.
@@ -95,7 +95,7 @@ def check_available(offsets: Offsets, now: Available) -> None:
             )
 
 
-_AGAIN: Mapping[str, str] = {
+_REPEATED_TEXTS: Mapping[str, str] = {
     "no": "their rows will be in it twice, unless they are deleted first.",
     "dropped": "they repeat its rows, and are dropped. Only rows without an event time land again.",
     "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
@@ -112,33 +112,35 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
     `merged` is how the table handles records that it gets twice. "no" means that each record is a row. "dropped" means
     that the stream has dedupe. Otherwise it is how an upsert stream orders changes.
     """
-    said = []
+    sentences = []
     if seen.rolled_back:
-        said.append("The table was rolled back behind the marker: its remaining rows say what it holds.")
+        sentences.append("The table was rolled back behind the marker: its remaining rows say what it holds.")
     if seen.unknown:
-        said.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
-    for topic in _made_again(seen, now):
-        said.append(f"Topic {topic} is not the one that the marker knows: its offsets count from its beginning.")
+        sentences.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
+    for topic in _recreated_topics(seen, now):
+        sentences.append(f"Topic {topic} is not the one that the marker knows: its offsets count from its beginning.")
     skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
     repeated = sum(m.repeated for m in plan)
     for m in plan:
         if m.rewritten:
-            said.append(
+            sentences.append(
                 f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
                 f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
                 "next to those that Kafka lost."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
-        said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
+        sentences.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
-        said.append(f"It reads {counted(repeated, 'offset')} again that the table holds: {_AGAIN[merged]}")
+        sentences.append(
+            f"It reads {counted(repeated, 'offset')} again that the table holds: {_REPEATED_TEXTS[merged]}"
+        )
     if not skipped and not repeated and not seen.unknown:
-        said.append("It skips nothing, and reads nothing again that the table holds.")
-    return said
+        sentences.append("It skips nothing, and reads nothing again that the table holds.")
+    return sentences
 
 
-def _made_again(seen: BeforeReset, now: Available) -> list[str]:
+def _recreated_topics(seen: BeforeReset, now: Available) -> list[str]:
     if seen.source is None:
         return []
     topics = sorted(now.source.topic_ids)

@@ -19,7 +19,7 @@ from frazil.host.records import read_notes, read_watch
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.status.derive import evaluated, of_writer, process_problems, promise_ms, shortened
+from frazil.status.derive import derive_from_decision, process_problems, promise_ms, refine_state, shorten_error
 from frazil.status.state import StreamState
 from frazil.status.table import TableView, error_text, read_table
 from frazil.supervise.decide import decide
@@ -52,7 +52,7 @@ def stream_state(
         view = read_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
         unread = f"the run folder {folder} cannot be read: {error!r}"
         known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
-        return _evaluated(known, spec, now_ms=now_ms)
+        return _finish_state(known, spec, now_ms=now_ms)
     committed = has_committed(writer)
     view = read_table(spec, committed=committed, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
     observed = Observed(
@@ -67,13 +67,13 @@ def stream_state(
         returned_at_ms=watch.returned_at_ms,
     )
     decision = decide(observed, now_ms=now_ms, policy=Policy.for_stream(spec))
-    known = of_writer(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
+    known = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
     known = _with_writer(known, spec, observed, view, now_ms=now_ms)
-    return _evaluated(known, spec, now_ms=now_ms)
+    return _finish_state(known, spec, now_ms=now_ms)
 
 
-def _evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    return evaluated(replace(known, alive=_alive(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
+def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
+    return refine_state(replace(known, alive=_alive(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
 def _with_writer(
@@ -150,7 +150,7 @@ def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
-        words = shortened(problem.removeprefix(f"{LAG_UNKNOWN}: ").partition(": ")[2])
+        words = shorten_error(problem.removeprefix(f"{LAG_UNKNOWN}: ").partition(": ")[2])
         return bool(words) and words in first
 
     return (*problems[:1], *(one for one in problems[1:] if not is_repeat(one)))

@@ -22,7 +22,7 @@ from frazil.host.launchers import open_launcher
 from frazil.installed import outdated
 from frazil.spec.model import StreamSpec
 from frazil.status.derive import promise_ms
-from frazil.status.flow import flow_of
+from frazil.status.flow import compute_flow
 from frazil.status.state import StreamState
 from frazil.stream.dropped_tables import behind_default_table
 from frazil.supervise.desired import DesiredStore, table_fingerprint
@@ -132,7 +132,7 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
         problems=tuple(problems),
         undeclared=undeclared,
         changes=_last_merge_counts(metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
-        flow=flow_of(metadata, spec, now_ms=now_ms),
+        flow=compute_flow(metadata, spec, now_ms=now_ms),
         replayed=merge_counts(replay.summary) if replay else {},
         replayed_at_ms=replay.timestamp_ms if replay else None,
         routed=is_routed,

@@ -39,14 +39,14 @@ def _is_closed(connection: int) -> bool:
     return bool(poller.poll(0))
 
 
-def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
     """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends."""
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one
         _connection = outfile.fileno()
         for number in (signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, _end)
+            signal.signal(number, _raise_abandoned)
         try:
             return main(infile, outfile)
         except SystemExit:
@@ -63,5 +63,5 @@ def _discard_rest(outfile: Any) -> None:
         os.dup2(nowhere.fileno(), outfile.fileno())
 
 
-def _end(_: int, __: FrameType | None) -> None:
+def _raise_abandoned(_: int, __: FrameType | None) -> None:
     raise Abandoned

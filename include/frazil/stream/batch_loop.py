@@ -39,7 +39,7 @@ class BatchLoop:
     runner: BatchRunner
     drain: bool
     """Whether the writer must catch up and end, so that batches start while any record is unread."""
-    planned: Callable[[PlannerReport | None], None]
+    set_planner_report: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
     planner: BatchPlanner | None = field(default=None, init=False)
@@ -64,10 +64,10 @@ class BatchLoop:
                     return
                 if end != position:
                     due = time.monotonic()
-                    with self.hosting.turns.turn(unless=until, waits=self._wait_for_turn) as admitted:
+                    with self.hosting.slots.slot(cancelled=until, on_wait=self._report_waiting) as admitted:
                         if not admitted:
                             return
-                        planner.queued(time.monotonic() - due)
+                        planner.record_queue_time(time.monotonic() - due)
                         plans = planner.plans(position, end)
                         with observed(planner):
                             self._run_batch(plans, end)
@@ -85,7 +85,7 @@ class BatchLoop:
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
-    def _wait_for_turn(self) -> None:
+    def _report_waiting(self) -> None:
         self.runner.emit(PhaseBegan(Phase.WAITING))
 
     def _run_batch(self, plans: Sequence[str], end: Position) -> None:
@@ -96,7 +96,7 @@ class BatchLoop:
         r = self.runner
         exchange = open_exchange(r.run_folder)
         _clear_earlier_versions(r)
-        self.planned(None)
+        self.set_planner_report(None)
         # An earlier writer may have stretched the commit interval; this writer evaluates the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
         r.emit(ThrottleEvaluated(None, stretch=1.0, was_under_pressure=False))
@@ -105,7 +105,7 @@ class BatchLoop:
             kafka=r.kafka,
             source=r.marker.source,
             position=Position.from_marker(r.marker),
-            report=self.planned,
+            report=self.set_planner_report,
             whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )
 

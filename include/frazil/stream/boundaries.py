@@ -51,7 +51,7 @@ class _Open:
         return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
 
     def add(self, transaction: str, position: str | None) -> None:
-        self._leave(transaction)
+        self._drop_position(transaction)
         self.positions[transaction] = position
         if position is not None:
             self._at.setdefault(position, {})[transaction] = None
@@ -63,10 +63,10 @@ class _Open:
             )
 
     def remove(self, transaction: str) -> None:
-        self._leave(transaction)
+        self._drop_position(transaction)
         self.positions.pop(transaction, None)
 
-    def _leave(self, transaction: str) -> None:
+    def _drop_position(self, transaction: str) -> None:
         if (position := self.positions.get(transaction)) is not None:
             del self._at[position][transaction]
             if not self._at[position]:
@@ -105,14 +105,14 @@ class Boundaries:
         else:
             self._runs.append(_Run(transaction, order, position, end))
 
-    def passed(self, end: int) -> None:
+    def skip_to(self, end: int) -> None:
         """Record that all records before the offset `end` were added."""
         if self._runs:
             self._runs[-1].end = end
         else:
             self.at = end
 
-    def ended(self, transaction: str, count: int) -> None:
+    def add_end(self, transaction: str, count: int) -> None:
         """Record that the transaction has `count` events in this log."""
         self._counts[transaction] = count
         if len(self._counts) > MAX_ENDS:
@@ -130,12 +130,12 @@ class Boundaries:
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
             for one, position in open_ones.before(run) if run.transaction else ():
                 open_ones.remove(one)
-                newest, behind = _advanced(newest, one, position)
+                newest, behind = _advance(newest, one, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
             if run.transaction and self._is_whole(run):
                 open_ones.remove(run.transaction)
-                newest, behind = _advanced(newest, run.transaction, run.position)
+                newest, behind = _advance(newest, run.transaction, run.position)
             elif run.transaction:
                 open_ones.add(run.transaction, run.position)
             end = run.end
@@ -150,7 +150,7 @@ class Boundaries:
         return count is not None and run.order <= count <= run.order + run.unreadable
 
 
-def _advanced(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
+def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
     """Return the newest transaction, given that `transaction` is complete, and whether `transaction` is older than
     `newest`.
     """

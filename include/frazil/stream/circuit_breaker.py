@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from frazil.commit.journal import Journal, JournalStore
@@ -15,13 +14,6 @@ SAMPLES = 3
 PARTITIONS_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    opens: bool
-    reason: str
-    """The share of dead letters and the limit, as text."""
-
-
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
     """Raise `CircuitOpen` if a batch has more dead letters than `dead-letters.circuit` allows.
 
@@ -29,27 +21,24 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
     """
     if (circuit := spec.dead_letters.circuit) == "off":
         return
-    evaluated = evaluate(rejects, records=records, circuit=circuit)
-    if evaluated.opens:
+    if (reason := reason_to_open(rejects, records=records, circuit=circuit)) is not None:
         before = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
-        raise CircuitOpen(opened(spec.name, evaluated, rejects, before=before))
+        raise CircuitOpen(open_message(spec.name, reason, rejects, before=before))
 
 
-def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
-    """Compare the number of a batch's new dead letters with `records`, the number of rows that would be committed.
+def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
+    """Return why so many new dead letters, compared with `records` rows to commit, open the breaker; else None.
 
     Records that were dead letters before, or that an operator accepted, are not counted.
     """
     rejected, total = rejects.total, records + rejects.total
+    if total < circuit.at_least or rejected * 100 <= circuit.share * total:
+        return None
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
-    if total < circuit.at_least:
-        return Evaluation(False, f"{share} would be dead letters, of fewer than {circuit.at_least:,} in all")
-    if rejected * 100 <= circuit.share * total:
-        return Evaluation(False, f"{share} would be dead letters, not more than {circuit.share} %")
-    return Evaluation(True, f"{share} would be dead letters, more than {circuit.share} %")
+    return f"{share} would be dead letters, more than {circuit.share} %"
 
 
-def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
+def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
     """Return the error message: what happened, the previous batch, what to do, the first offsets, and samples.
 
     The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
@@ -57,22 +46,22 @@ def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Jour
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
-        f"stream {stream!r} stops before a commit: {evaluated.reason} (dead-letters.circuit). {_before(before)}"
+        f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
-        f"wrong, `frazil resume {stream} --accept` takes what it has sent until now as dead letters, and `frazil reset "
-        f"{stream} --to latest` skips what Kafka has now. First at {_firsts(rejects)}. "
-        f"{' | '.join(map(_said, _samples(rejects)))}"
+        f"wrong, `frazil resume {stream} --accept` writes its records until now as dead letters, and `frazil reset "
+        f"{stream} --to latest` skips the records that Kafka has now. First at {_first_locations(rejects)}. "
+        f"{' | '.join(map(_sample_text, _samples(rejects)))}"
     )
 
 
-def _before(before: Journal | None) -> str:
+def _previous_batch_text(before: Journal | None) -> str:
     if before is None or not (total := before.records + before.rejected):
         return ""
-    return f"In the batch before it was {_percent(before.rejected, total)}. "
+    return f"In the previous batch, the share was {_percent(before.rejected, total)}. "
 
 
-def _firsts(rejects: Rejects) -> str:
-    named = ", ".join(map(_place, rejects.first[:PARTITIONS_NAMED]))
+def _first_locations(rejects: Rejects) -> str:
+    named = ", ".join(map(_location, rejects.first[:PARTITIONS_NAMED]))
     more = len(rejects.first) - PARTITIONS_NAMED
     return f"{named} and in {counted(more, 'more partition')}" if more > 0 else named
 
@@ -83,11 +72,11 @@ def _samples(rejects: Rejects) -> list[Reject]:
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 
 
-def _said(reject: Reject) -> str:
-    return f"{_place(reject)} {reject.error_class}: {reject.error.rstrip('.')}"
+def _sample_text(reject: Reject) -> str:
+    return f"{_location(reject)} {reject.error_class}: {reject.error.rstrip('.')}"
 
 
-def _place(reject: Reject) -> str:
+def _location(reject: Reject) -> str:
     return f"{reject.topic}[{reject.partition}]@{reject.offset}"
 
 

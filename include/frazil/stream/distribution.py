@@ -63,17 +63,17 @@ class Recent:
         if not self.bytes:
             return replace(self, bytes=_largest(newest), files_alone=alone)
         threshold = MIN_KEPT_SHARE * sum(newest.values()) / len(newest)
-        mixed = {key: _mixed(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
+        mixed = {key: _moving_average(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
         kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
-        return replace(self, bytes=_largest(kept), files_alone=_mixed(self.files_alone, alone))
+        return replace(self, bytes=_largest(kept), files_alone=_moving_average(self.files_alone, alone))
 
 
-def _mixed(before: float, now: float) -> float:
+def _moving_average(before: float, now: float) -> float:
     return before + NEWEST_WEIGHT * (now - before)
 
 
 def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
-    return dict(_descending(sizes)[:MAX_PREDICTED])
+    return dict(_by_descending_size(sizes)[:MAX_PREDICTED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def decide(  # noqa: PLR0913 - the facts about one batch
         return Distribution(None, "the table has no partitions")
     if tasks == 1:
         return Distribution(None, "one task writes the batch")
-    found = _expected(recent, tasks=tasks, target_file_bytes=target_file_bytes)
+    found = _expected_distribution(recent, tasks=tasks, target_file_bytes=target_file_bytes)
     if declared == "hash":
         return replace(found, reason=f"distribution: hash; {found.reason}")
     bound = END if before is not None and before.shuffled else BEGIN
@@ -121,7 +121,7 @@ def decide(  # noqa: PLR0913 - the facts about one batch
     return replace(found, shuffle=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
 
 
-def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
+def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
     shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
@@ -137,7 +137,7 @@ def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionK
     into one equal length per writer. So fewer partitions are divided than there are writers. Very small pieces are not
     split off, so no writer gets more than `1 + 2 * SLIVER` times the equal length.
     """
-    ordered = _descending(sizes)
+    ordered = _by_descending_size(sizes)
     length = sum(size for _, size in ordered) / writers
     shares: dict[PartitionKey, tuple[tuple[int, float], ...]] = {}
     start = 0.0
@@ -147,16 +147,18 @@ def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionK
             (writer, min(end, length * (writer + 1)) - max(start, length * writer))
             for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
         ]
-        shares[key] = _cut([p for p in parts if p[1] >= SLIVER * length] or [max(parts, key=itemgetter(1))])
+        shares[key] = _cumulative_shares(
+            [p for p in parts if p[1] >= SLIVER * length] or [max(parts, key=itemgetter(1))]
+        )
         start = end
     return shares
 
 
-def _cut(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def _cumulative_shares(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Divide `[0, 1)` among the writers in proportion to their sizes. Returns each writer with the end of its part."""
     ends = list(accumulate(size for _, size in parts))
     return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 
 
-def _descending(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
+def _by_descending_size(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
     return sorted(sizes.items(), key=lambda item: (-item[1], [(value is not None, value or "") for value in item[0]]))

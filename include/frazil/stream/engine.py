@@ -80,7 +80,7 @@ def _task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
     return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"])
 
 
-def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
+def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     """Join the answers of a shuffled batch: the answer of reader i with that of writer i.
 
     Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received

@@ -58,7 +58,7 @@ def evolve_table(
     wanted, dropped = without_hidden(wanted, _hidden(main or table, spec))
     refused = (*refused, *dropped)
     if main is not None and (former := former_columns(main.properties)):
-        wanted, dropped = _renamed(wanted, main.schema(), former)
+        wanted, dropped = _use_current_names(wanted, main.schema(), former)
         refused = (*refused, *dropped)
     if not wanted:
         return EvolutionResult((), refused)
@@ -93,16 +93,20 @@ def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
     schema, former = table.schema(), former_columns(table.properties)
-    columns = {path[0] for path in hidden} | {name for path in hidden for name in _called_now(schema, former, path[0])}
+    columns = {path[0] for path in hidden} | {
+        name for path in hidden for name in _current_names(schema, former, path[0])
+    }
     return [*hidden, *((name,) for name, field in former.items() if current_name(schema, field) in columns)]
 
 
-def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
+def _current_names(schema: Schema, former: Former, name: str) -> list[str]:
     now = current_name(schema, former.get(name))
     return [] if now is None else [now]
 
 
-def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[list[Change], tuple[Refusal, ...]]:
+def _use_current_names(
+    wanted: Sequence[Change], main: Schema, former: Former
+) -> tuple[list[Change], tuple[Refusal, ...]]:
     """Use the column names that `frazil evolve` gave. Returns refusals of changes of columns that it dropped."""
     kept: list[Change] = []
     refused: list[Refusal] = []

@@ -43,7 +43,7 @@ class FenceWatch:
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
     _pending: Future[Marker | None] | None = None
-    _said: bool = False
+    _warned: bool = False
 
     def __post_init__(self) -> None:
         self.postpone()
@@ -60,35 +60,35 @@ class FenceWatch:
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:
-                self._ask(tables)
+                self._load_in_thread(tables)
         elif pending.done():
-            self._pending, self._said = None, False
+            self._pending, self._warned = None, False
             if (error := pending.exception()) is None:
                 check_fence(pending.result(), stream=tables.stream, epoch=epoch)
             else:
                 log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
-        elif waited_s >= POLL_INTERVAL_S and not self._said:
-            self._said = True
+        elif waited_s >= POLL_INTERVAL_S and not self._warned:
+            self._warned = True
             log.warning(
                 "the catalog %r has not answered for %.0f s whether another writer took over stream %r, which goes on "
                 "reading: check that the catalog answers",
                 tables.main.catalog_name, waited_s, tables.stream,
             )  # fmt: skip
 
-    def _ask(self, tables: StreamTables) -> None:
+    def _load_in_thread(self, tables: StreamTables) -> None:
         self._checked_s = self.clock()
         pending: Future[Marker | None] = Future()
         self._pending = pending
 
         def work() -> None:
             try:
-                pending.set_result(self._marker(tables))
+                pending.set_result(self._load_marker(tables))
             except Exception as error:  # catalogs' clients raise anything
                 pending.set_exception(error)
 
         self.start(work)
 
-    def _marker(self, tables: StreamTables) -> Marker | None:
+    def _load_marker(self, tables: StreamTables) -> Marker | None:
         name = tables.main.catalog_name
         with catalog_errors(name):
             if self._catalog is None:

@@ -37,7 +37,7 @@ PLANNED_S = 5.0
 FOLD_S = 600.0
 
 
-class Turns:
+class Slots:
     """A semaphore that admits up to `count` threads at once, in the order of their requests."""
 
     def __init__(self, count: int) -> None:
@@ -48,13 +48,13 @@ class Turns:
         self._lock = threading.Lock()
 
     @contextmanager
-    def turn(self, *, unless: Callable[[], bool], waits: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a slot, and hold it during the context. Yields False, without a slot, if `unless` returns True
+    def slot(self, *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> Iterator[bool]:
+        """Wait for a slot, and hold it during the context. Yields False, without a slot, if `cancelled` returns True
         first.
 
-        `waits` is called every second while the thread waits.
+        `on_wait` is called every second while the thread waits.
         """
-        if not self._take(unless, waits):
+        if not self._take(cancelled, on_wait):
             yield False
             return
         mine = threading.get_ident()
@@ -66,11 +66,11 @@ class Turns:
                 self._holders.remove(mine)
                 self._give()
 
-    def lend(self, wait: Callable[[], object], *, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
+    def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         """Release this thread's slot, call `wait`, and then queue for a slot again.
 
-        Returns True if `unless` returns True meanwhile; the thread then has no slot. `waits` is called every second
-        while the thread queues. If the thread had no slot, only `wait` is called.
+        Returns True if `cancelled` returns True meanwhile; the thread then has no slot. `on_wait` is called every
+        second while the thread queues. If the thread had no slot, only `wait` is called.
         """
         mine = threading.get_ident()
         lent = mine in self._holders
@@ -78,15 +78,15 @@ class Turns:
             self._holders.remove(mine)
             self._give()
         wait()
-        if unless():
+        if cancelled():
             return True
         if lent:
-            if not self._take(unless, waits):
+            if not self._take(cancelled, on_wait):
                 return True
             self._holders.add(mine)
         return False
 
-    def _take(self, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
+    def _take(self, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         mine = threading.Event()
         with self._lock:
             if self._free:
@@ -95,8 +95,8 @@ class Turns:
             self._waiting.append(mine)
         try:
             while not mine.wait(1.0):
-                waits()
-                if unless() and self._leave(mine):
+                on_wait()
+                if cancelled() and self._leave(mine):
                     return False
         except BaseException:
             if not self._leave(mine):
@@ -238,7 +238,7 @@ class Hosting:
     """The shared thread that folds commit records; None if the writer has its own."""
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    turns: Turns = field(default_factory=lambda: Turns(1))
+    slots: Slots = field(default_factory=lambda: Slots(1))
     """Slots for take-overs and batches."""
     planned_s: float = 1.0
     """The planner's maximum polling interval (s). Batches start earlier by this time."""

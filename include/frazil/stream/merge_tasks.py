@@ -90,7 +90,7 @@ class MergeRun:
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     """`Engine.merge`."""
     progress: ProgressFolder
-    ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
+    on_job: Callable[[int, float], object] = lambda _tasks, _seconds: None
     """Called after each job, with the number of its tasks and its duration in seconds."""
     _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
@@ -129,7 +129,7 @@ class MergeRun:
             for request in job if len(job) > 1 else ():  # an error of one table must not stop the others
                 self._run([request])
             return
-        self.ran(len(plans), time.monotonic() - began)
+        self.on_job(len(plans), time.monotonic() - began)
         for request in job:
             try:
                 request.results.set_result(read_results([next(answers) for _ in request.tasks]))

@@ -193,7 +193,7 @@ def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[Off
         at += length
 
 
-def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
+def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
     """Return the rates after one more batch: a moving average in which a large batch weighs more."""
     if records <= 0:
         return old
@@ -212,7 +212,7 @@ def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, over
 
 def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
     """Update the planner's rates after a batch that took `batch_s` seconds in all."""
-    rates = learned(
+    rates = average_rates(
         read_rates(exchange),
         records=journal.records,
         written_bytes=sum(f.bytes for f in journal.staged_for("main")),

@@ -99,7 +99,7 @@ class BatchPlanner:
     """The longest time (s) that a recent batch waited for a slot. It decays with each batch."""
     asking: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
-    found_wrong: Exception | None = None
+    poll_error: Exception | None = None
     """An error that `observe` found, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
     """Number of polls that missed a topic, for topics of the position that match the stream's pattern."""
@@ -125,21 +125,21 @@ class BatchPlanner:
         Raises the error that the last poll or `observe` found.
         """
         with self.asking:
-            if self.found_wrong is not None:
-                raise self.found_wrong
+            if self.poll_error is not None:
+                raise self.poll_error
             now = self.clock()
             return self._decide(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
         """Poll Kafka while a batch runs, so that the lag is known. `next_position` raises the errors later."""
         with self.asking:
-            if self.found_wrong is None:
+            if self.poll_error is None:
                 try:
                     self._poll_if_due(self.clock())
                 except Exception as error:
-                    self.found_wrong = error
+                    self.poll_error = error
 
-    def queued(self, seconds: float) -> None:
+    def record_queue_time(self, seconds: float) -> None:
         """Record how many seconds a batch waited for its slot, so that the next batches start earlier.
 
         They start earlier by at most a quarter of the commit interval. Otherwise streams that wait for each other would
@@ -150,7 +150,7 @@ class BatchPlanner:
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Whether records from this offset on are held back because the source transaction there has not ended."""
-        return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
+        return self.whole is not None and self.whole.stuck and tp in self._read_offsets() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
         """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
@@ -187,7 +187,7 @@ class BatchPlanner:
             self._describe(ends)
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
-        read = self._read()
+        read = self._read_offsets()
         if self.whole:
             self.whole.listen()
         try:
@@ -209,7 +209,7 @@ class BatchPlanner:
             if not self.watch.is_silent(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
-        self._answered(now)
+        self._record_answer(now)
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.in_transactions()
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
@@ -230,7 +230,7 @@ class BatchPlanner:
             self.watch.stable[tp] = min(end, max(start, whole.at))  # applies if the brokers stop responding now
             self.watch.stable[tp] = whole.follow(tp, start, end)
 
-    def _read(self) -> dict[TopicPartition, int]:
+    def _read_offsets(self) -> dict[TopicPartition, int]:
         """Return the position's offsets of topics that are declared and exist."""
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
@@ -295,7 +295,7 @@ class BatchPlanner:
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
 
-    def _answered(self, now: float) -> None:
+    def _record_answer(self, now: float) -> None:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
@@ -324,7 +324,7 @@ class BatchPlanner:
         if due.now:
             end = bounded_ends(offsets, self.ends, max_records=policy.max_records)
             if self.whole:
-                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read() else offsets[tp] for tp in end}
+                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read_offsets() else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
@@ -360,7 +360,7 @@ class BatchPlanner:
         count as unread: once committed, they may be older than all records read before. So does a missing topic,
         because a broker's response may have omitted it by mistake.
         """
-        timeout_s, read = self.settings.idle_timeout_s, self._read()
+        timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
         retired = {
             tp

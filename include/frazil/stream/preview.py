@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -22,12 +21,10 @@ from frazil.ingest.readers import kafka_reader
 from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
 from frazil.ingest.stage import UNWRITABLE
-from frazil.offsets.spans import TopicPartition
 from frazil.spec import iceberg
-from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.stage_context import change_rules, sensitive_fields, transform_of
+from frazil.stream.stage_context import change_rules, declared_context
 
 Fate = Literal["row", "dropped", "dead letter", "no change"]
 
@@ -50,7 +47,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
     Raises SpecError, TopicMissing, AccessDenied and KafkaUnavailable.
     """
     context, schema = _context(spec)
-    ranges = _newest(spec, limit)
+    ranges = _newest_ranges(spec, limit)
     if not ranges:
         return []
     protect = Protector(context) if context.sensitive else None
@@ -60,7 +57,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
         for chunk in reader:
             tries = narrowed(
                 len(chunk),
-                lambda start, end: [*_fates(chunk.piece(start, end), shape, ranges, protect)],  # noqa: B023 - called here
+                lambda start, end: [*_preview_chunk(chunk.piece(start, end), shape, ranges, protect)],  # noqa: B023 - called here
             )
             for start, _, tried in tries:
                 found += (
@@ -77,45 +74,28 @@ def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
     partitioning = iceberg.partition_spec(spec, schema).model_dump_json()
-    context = StageContext(
-        stream=spec.name,
-        epoch=0,
-        batch=0,
-        kafka={},
-        format=carried_format(spec.value_format),
-        event_time_column=spec.event_time.column,
-        coordinates=spec.coordinates or changes is not None,
-        targets={"main": TargetTable(columns.model_dump_json(), partitioning, "", {}, "", 0)},
-        topic_ids={},
-        units=spec.units,
-        beside_value=spec.beside_value,
-        transform=transform_of(spec, schema, {}),
-        sensitive=sensitive_fields(spec, schema, {}),
-        max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
-        changes=changes,
-    )
-    return context, columns
+    targets = {"main": TargetTable(columns.model_dump_json(), partitioning, "", {}, "", 0)}
+    return declared_context(spec, schema, {}, targets=targets, units=spec.units), columns
 
 
-def _newest(spec: StreamSpec, limit: int) -> list[OffsetRange]:
+def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)
-    unread: dict[TopicPartition, tuple[int, int]] = {
-        tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends
-    }
-    there = {tp: span for tp, span in unread.items() if span[0] < span[1]}
-    each = -(-limit // max(1, len(there)))
-    return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(there.items())]
+    spans = {tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends and first[tp] < ends[tp].stable}
+    each = -(-limit // max(1, len(spans)))
+    return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(spans.items())]
 
 
-def _fates(chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None) -> Iterator[Previewed]:
+def _preview_chunk(
+    chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
+) -> Iterator[Previewed]:
     shaped = shape(chunk)
     rejections = protect.masked(shaped.rejections) if protect else shaped.rejections
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
     dropped = set(shaped.dropped.tolist())
     rows = defaultdict[int, list[dict[str, Any]]](list)
-    for index, row in zip(shaped.kept.tolist(), _plain(shaped.rows), strict=True):
+    for index, row in zip(shaped.kept.tolist(), _row_dicts(shaped.rows), strict=True):
         rows[index].append(row)
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
@@ -129,7 +109,7 @@ def _unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exce
     return Previewed(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
 
 
-def _plain(rows: pa.Table) -> list[dict[str, Any]]:
+def _row_dicts(rows: pa.Table) -> list[dict[str, Any]]:
     """Return the rows as dicts, without the columns that frazil adds."""
     own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     found: list[dict[str, Any]] = rows.select(own).to_pylist()

@@ -6,7 +6,7 @@ The files are stored next to the journals, because executors may run on other ho
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from frazil.table.object_store import IoProperties
@@ -68,33 +68,30 @@ class ProgressFolder:
 
     def merged(self, *, since: int) -> int:
         """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
-        store = open_store(self.location, self.io)
-        found = (store.get(f.path) for f in store.list_files(self.location) if _name(f.path).startswith(_MERGE))
-        values = [json.loads(data) for data in found if data]
+        values = [value for task, value in self._values() if task.startswith(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)
 
     def counted(self, *, epoch: int, batch: int) -> Counted:
         """Return the number of records that the newest attempt of one batch has read and written so far."""
-        store, newest = open_store(self.location, self.io), -1
-        read = written = 0
-        for file in store.list_files(self.location):
-            data = store.get(file.path)
-            value = json.loads(data) if data else {}
+        read, written, newest = 0, 0, -1
+        for task, value in self._values():
             attempt = value.get("attempt", 0)
             if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
             if attempt > newest:
                 newest, read, written = attempt, 0, 0
-            if _name(file.path).startswith(_WRITE):
+            if task.startswith(_WRITE):
                 written += value["records"]
             else:
                 read += value["records"]
         return Counted(read, written)
 
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
+    def _values(self) -> Iterator[tuple[str, dict[str, int]]]:
+        store = open_store(self.location, self.io)
+        for file in store.list_files(self.location):
+            if data := store.get(file.path):
+                yield file.path.rpartition("/")[2], json.loads(data)
 
 
 def write_task(writer: int) -> str:

@@ -80,7 +80,7 @@ class Recording:
 
 
 @contextmanager
-def recorded(spec: StreamSpec, events: Events, recording_threads: RecordingThreads) -> Iterator[Recording]:
+def record_events(spec: StreamSpec, events: Events, recording_threads: RecordingThreads) -> Iterator[Recording]:
     """Record the events of a writer from its start to its end."""
     lineage = _lineage(spec)
     recording = Recording(

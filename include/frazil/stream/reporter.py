@@ -153,7 +153,7 @@ class Reporter:
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
-    def planned(self, report: PlannerReport | None) -> None:
+    def set_planner_report(self, report: PlannerReport | None) -> None:
         """Set the planner's last observation; None when a new planner starts."""
         with self._lock:
             self._report = report
@@ -207,12 +207,12 @@ class Reporter:
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
-            self._counting = threading.Thread(target=self._counted, name="records", daemon=True)
+            self._counting = threading.Thread(target=self._try_count, name="records", daemon=True)
             self._counting.start()
         if self._heartbeats is None:
             self._counting.join(COUNT_WAIT_S)
 
-    def _counted(self) -> None:
+    def _try_count(self) -> None:
         try:
             self._count()
         except Exception as error:
@@ -224,7 +224,7 @@ class Reporter:
             return
         if progress and self._merges and state.phase in MERGE_PHASES:
             self._counted_at = time.monotonic()
-            self._merged(state.phase, progress.merged(since=self._phase_since_ms))
+            self._set_merged_rows(state.phase, progress.merged(since=self._phase_since_ms))
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
             counted = progress.counted(epoch=state.epoch, batch=state.batch)
@@ -232,7 +232,7 @@ class Reporter:
                 self._written = counted.written
                 self._change(batch_records=counted.read)
 
-    def _merged(self, phase: Phase, rows: int) -> None:
+    def _set_merged_rows(self, phase: Phase, rows: int) -> None:
         """Set the number of merged rows. A merge that restarts counts from 0 again, which is progress too."""
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows

@@ -41,7 +41,7 @@ class StreamRoute:
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
     """The routed tables; None if the route is no longer declared, even if rows still wait for its tables."""
-    tried: float = 0.0
+    tried_at_s: float = 0.0
     """When waiting rows were last committed, in seconds of the monotonic clock."""
     _reported: bool = False
     """Whether the last report named tables that are missing rows."""
@@ -129,14 +129,14 @@ class StreamRoute:
 
     def commit_batch(self) -> None:
         """Commit the last batch of the default table to the routed tables. An atomic commit has already done so."""
-        self.tried = time.monotonic()
+        self.tried_at_s = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
         """Retry commits to tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
-        if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
-            self.tried = time.monotonic()
+        if (self.followers.waiting or self._reported) and time.monotonic() - self.tried_at_s >= interval_s:
+            self.tried_at_s = time.monotonic()
             self.followers.commit()
             self.report()
 
@@ -154,21 +154,21 @@ class StreamRoute:
         self._reported = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
         more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
-        sentence = f"{behind_words(behind)}. {more}{pointer(self.spec.name, behind)}"
+        sentence = f"{describe_behind(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._overdue:
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind_words(behind)}. That has lasted for longer than route.lag, "
+                f"stream {self.spec.name!r}: {describe_behind(behind)}. That has lasted for longer than route.lag, "
                 f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
                 f"without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
-def behind_words(behind: Sequence[Behind]) -> str:
+def describe_behind(behind: Sequence[Behind]) -> str:
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
-def pointer(stream: str, behind: Sequence[Behind]) -> str:
+def remedy_pointer(stream: str, behind: Sequence[Behind]) -> str:
     """Return a sentence that names the command for the remedies; empty if the reasons already name commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""

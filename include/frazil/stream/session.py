@@ -58,7 +58,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
-        **(_of_cluster(resources) if resources.on_cluster else _of_this_host(resources)),
+        **(_cluster_properties(resources) if resources.on_cluster else _local_properties(resources)),
         **resolve_all(resources.spark, os.environ),
     }
 
@@ -94,12 +94,12 @@ def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
     return properties.get("spark.pyspark.python", packaged)
 
 
-def _of_this_host(resources: Resources) -> dict[str, str]:
+def _local_properties(resources: Resources) -> dict[str, str]:
     # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
     return {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
 
 
-def _of_cluster(resources: Resources) -> dict[str, str]:
+def _cluster_properties(resources: Resources) -> dict[str, str]:
     executors = (
         {"spark.cores.max": str(resources.cores)}
         if resources.manager is ClusterManager.STANDALONE
@@ -161,14 +161,14 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
     except Exception as error:
-        if said := next((ours for theirs, ours in MISSING.items() if theirs in str(error)), None):
-            raise EnvironmentUnusable(_refusal(spec, context.pythonExec, said)) from error
+        if difference := next((ours for theirs, ours in MISSING.items() if theirs in str(error)), None):
+            raise EnvironmentUnusable(_refusal(spec, context.pythonExec, difference)) from error
         raise
-    if found := unlike(json.loads(answer) for answer in set(answers)):
+    if found := find_difference(json.loads(answer) for answer in set(answers)):
         raise EnvironmentUnusable(_refusal(spec, context.pythonExec, found))
 
 
-def unlike(answers: Iterable[dict[str, str]]) -> str | None:
+def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
     """Return how an executor's frazil differs from the driver's; None if all are the same."""
     for answer in answers:
         if "missing" in answer:
@@ -178,7 +178,7 @@ def unlike(answers: Iterable[dict[str, str]]) -> str | None:
     return None
 
 
-def _refusal(spec: StreamSpec, python: str, said: str) -> str:
+def _refusal(spec: StreamSpec, python: str, difference: str) -> str:
     package = spec.resources.package
     what = (
         f"make {package} again with `frazil package`, by the driver's Python"
@@ -187,8 +187,8 @@ def _refusal(spec: StreamSpec, python: str, said: str) -> str:
     )
     driver = f"Python {sys.version_info.major}.{sys.version_info.minor} with frazil {__version__}"
     return (
-        f"stream {spec.name!r} cannot run on the executors of {spec.resources.master}: their Python {python} {said}. "
-        f"The driver is {driver}. Nothing was read or taken over: {what}"
+        f"stream {spec.name!r} cannot run on the executors of {spec.resources.master}: their Python {python} "
+        f"{difference}. The driver is {driver}. Nothing was read or taken over: {what}"
     )
 
 

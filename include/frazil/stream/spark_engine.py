@@ -63,7 +63,7 @@ class SparkEngine:
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
-        self._spec, self._given = spec, session.sparkContext if session else None
+        self._spec, self._session_context = spec, session.sparkContext if session else None
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
@@ -92,7 +92,7 @@ class SparkEngine:
                 # The engine still waits for executors. Stopping the context ends this wait.
                 self._unchecked.stop()
             # An error that prevented Spark from starting was raised when the context was first used.
-            if not self._given and self.start().exception() is None:
+            if not self._session_context and self.start().exception() is None:
                 context = self._context
                 # If the JVM is gone, the writer has already ended with its own error.
                 with suppress(OSError):
@@ -109,7 +109,7 @@ class SparkEngine:
 
     def ready(self, until: Callable[[], bool]) -> bool:
         started = self.start()
-        if self._given or not self._spec.resources.on_cluster:
+        if self._session_context or not self._spec.resources.on_cluster:
             return True
         warned_at = time.monotonic()
         while not wait_for([started], UNTIL_CHECK_S).done:
@@ -117,38 +117,30 @@ class SparkEngine:
                 return False
             if time.monotonic() - warned_at >= WARN_S:
                 warned_at = time.monotonic()
+                resources = self._spec.resources
                 log.warning(
-                    "stream %r waits for executors of %s: is the cluster up, and has it %d free cores, with %d MiB of "
-                    "heap for each executor? %s",
-                    self._spec.name,
-                    self._spec.resources.master,
-                    self._spec.resources.cores,
-                    self._spec.resources.executor_memory // 2**20,
-                    LOG_HINTS.get(self._spec.resources.manager, ""),
+                    "stream %r waits for executors of %s. Check that the cluster runs and has %d free cores, with %d "
+                    "MiB of heap for each executor. %s",
+                    *(self._spec.name, resources.master, resources.cores, resources.executor_memory // 2**20),
+                    LOG_HINTS.get(resources.manager, ""),
                 )
         started.result()
         return True
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        from frazil.stream.engine import read_answers, read_shuffled  # noqa: PLC0415 - see the module
+        from frazil.stream.engine import read_answers, read_shuffled_answers  # noqa: PLC0415 - see the module
 
         if not plans:
             return ()
-        context, at = self._context, work.context
-        with task_failures(at.stream), self._executors_watched(at.stream):
-            # Spark's UI shows the group and the description with the job.
-            described = f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}"
-            # An abandoned task attempt is interrupted. Its Python worker then finds the connection closed.
-            context.setJobGroup(f"stream {at.stream}", described, interruptOnCancel=True)
-            # If streams share an application, each batch gets a share of the cores.
-            context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+        at = work.context
+        with self._job(at.stream, f"epoch {at.epoch}, batch {at.batch}") as context:
             tasks = context.parallelize(plans, len(plans))
             if at.shuffle is None:
                 return read_answers(tasks.mapPartitions(work).collect())
             # Each row has the number of its writer, which is also the number of the writer's task.
             sent = tasks.mapPartitions(work.read).partitionBy(at.shuffle.writers, int)
             try:
-                return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
+                return read_shuffled_answers(sent.mapPartitionsWithIndex(work.write).collect())
             finally:
                 # Otherwise Spark keeps the rows on disk until the JVM collects garbage, perhaps half an hour later.
                 sent._jrdd.rdd().cleanShuffleDependencies(False)
@@ -156,18 +148,26 @@ class SparkEngine:
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         if not plans:
             return ()
-        spark, stream = self._context, work.stream
-        with task_failures(stream), self._executors_watched(stream):
-            spark.setJobGroup(f"stream {stream}", f"stream {stream}: merge", interruptOnCancel=True)
-            spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+        with self._job(work.stream, "merge") as context:
             slices = min(len(plans), MERGE_ROUNDS * self.parallelism)  # with many tables, each has a small plan
-            return spark.parallelize(plans, slices).mapPartitions(work).collect()
+            return context.parallelize(plans, slices).mapPartitions(work).collect()
+
+    @contextmanager
+    def _job(self, stream: str, description: str) -> Iterator[SparkContext]:
+        context = self._context
+        with task_failures(stream), self._executors_watched(stream):
+            # Spark's UI shows the group and the description. An abandoned task attempt is interrupted; its Python
+            # worker then finds the connection closed.
+            context.setJobGroup(f"stream {stream}", f"stream {stream}: {description}", interruptOnCancel=True)
+            # If streams share an application, each batch gets a share of the cores.
+            context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+            yield context
 
     def check(self) -> None:
         with task_failures(self._spec.name):
             java = self._context._jsc
             if java is None or java.sc().isStopped():
-                raise WorkerDied(_ended(self._spec.name))
+                raise WorkerDied(_end_message(self._spec.name))
 
     def cancel(self, stream: str) -> None:
         """Cancel the tasks of a stream's current batch, so that the batch fails."""
@@ -176,7 +176,7 @@ class SparkEngine:
 
     def _executors_watched(self, stream: str) -> AbstractContextManager[None]:
         resources = self._spec.resources
-        if not resources.on_cluster or self._given:
+        if not resources.on_cluster or self._session_context:
             return nullcontext()
         spark = self._context._jsc.sc()
         sentence = (
@@ -198,8 +198,8 @@ class SparkEngine:
         self._context.parallelize(range(workers), workers).foreachPartition(warm_up_worker)
 
     def _start(self) -> SparkContext:
-        if self._given:
-            return self._given
+        if self._session_context:
+            return self._session_context
         context = self._unchecked = start_context(self._spec)
         if self._spec.resources.on_cluster:
             check_executors(context, self._spec)
@@ -212,39 +212,39 @@ def task_failures(stream: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := _failure(error, str(error), stream):
+        if found := _short_error(error, str(error), stream):
             raise found from error
         raise
 
 
-def _failure(error: Exception, said: str, stream: str) -> Exception | None:
-    if NOT_CONNECTED in said:
+def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
+    if NOT_CONNECTED in text:
         return PythonStartTimeout(
             f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
             "too busy"
         )
-    if ENDED in said:
-        return WorkerDied(_ended(stream))
-    if died := next((what for words, what in DIED.items() if words in said), None):
-        return WorkerDied(_death(stream, died, said))
+    if ENDED in text:
+        return WorkerDied(_end_message(stream))
+    if died := next((what for words, what in DIED.items() if words in text), None):
+        return WorkerDied(_death_message(stream, died, text))
     if isinstance(error, Py4JJavaError):
-        return RuntimeError(f"a task of stream {stream!r} failed: {raised_in_task(said) or error.java_exception}")
+        return RuntimeError(f"a task of stream {stream!r} failed: {python_error_message(text) or error.java_exception}")
     # If the JVM still responds, the error has a Java trace.
-    if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in said):
-        return WorkerDied(_death(stream, "the JVM", said))
+    if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in text):
+        return WorkerDied(_death_message(stream, "the JVM", text))
     return None
 
 
-def raised_in_task(said: str) -> str | None:
+def python_error_message(text: str) -> str | None:
     """Return the message of a task's Python error, which follows the traceback in Spark's text; None without one."""
-    _, found, trace = said.rpartition("PythonException: Traceback")
+    _, found, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
     below = lines[frames[-1] + 1 :] if frames else []
     return " ".join(filter(None, map(str.strip, below))) if found else None
 
 
-def _ended(stream: str) -> str:
+def _end_message(stream: str) -> str:
     return (
         f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
         "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
@@ -252,9 +252,9 @@ def _ended(stream: str) -> str:
     )
 
 
-def _death(stream: str, died: str, said: str) -> str:
+def _death_message(stream: str, died: str, text: str) -> str:
     """Describe which process died, where and how, if Spark's text has these details."""
-    given_up, exit_code = GIVEN_UP.search(said), EXIT_CODE.search(said)
+    given_up, exit_code = GIVEN_UP.search(text), EXIT_CODE.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     how = f" with exit code {code}" if code is not None else ""

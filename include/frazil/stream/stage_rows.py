@@ -120,7 +120,7 @@ class StageRows:
         try:
             result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index)))
         except (FrazilError, OSError) as error:
-            return self._refused(error)
+            return self._answer_error(error)
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
@@ -148,7 +148,7 @@ class StageRows:
                         "task_s": time.monotonic() - began,
                     }
         except (FrazilError, Suspect, OSError) as error:
-            answer = self._refused(error)
+            answer = self._answer_error(error)
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
@@ -167,7 +167,7 @@ class StageRows:
             report = self._reporter(write_task(writer))
             written = write(self.context, parcels(), writer=writer, attempt=_attempt(), on_progress=report)
         except (FrazilError, Suspect, OSError) as error:
-            answers.append(json.dumps(self._refused(error)))
+            answers.append(json.dumps(self._answer_error(error)))
         else:
             files = [file.to_json() for file in written.files]
             seconds = time.monotonic() - began
@@ -176,7 +176,7 @@ class StageRows:
             )
         return iter(answers)
 
-    def _refused(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
+    def _answer_error(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
         """Return the answer that reports an error. Raises an error that neither frazil nor an object store caused."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
@@ -186,8 +186,8 @@ class StageRows:
             found = meant or found
         if isinstance(found, FrazilError):
             return error_answer(found)
-        said = speakable(found, self.context)
-        return {"suspect": f"{type(said).__name__}: {said}"}
+        shown = speakable(found, self.context)
+        return {"suspect": f"{type(shown).__name__}: {shown}"}
 
     def _reporter(self, task: str) -> Callable[[int], None]:
         period_s = self.progress.period_s

@@ -120,9 +120,9 @@ class Wait:
 
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
-    nearer_at_ms: int
+    progress_at_ms: int
     """When the records were first seen, or when the first batch with these records last read further."""
-    tried: BatchName | None
+    first_batch: BatchName | None
     """The first batch that reads these records, if any. Another batch over the same records is not progress."""
 
 
@@ -146,7 +146,7 @@ class History:
     """For open transactions: the offset where the readable part ends, and since when (ms) it ends there."""
 
 
-def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
+def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> History:
     """Return the history with one more sample. After a gap between samples, the history begins again.
 
     Samples in other phases than WORKING do not add to it.
@@ -170,7 +170,7 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
         advances=0 if fresh else before.advances + bool(moved),
         read_up_since_ms=read_up_since_ms,
         moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
-        waits={tp: _wait(before.waits.get(tp), tp, sample) for tp in sample.unread},
+        waits={tp: _update_wait(before.waits.get(tp), tp, sample) for tp in sample.unread},
         open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
     )
 
@@ -191,14 +191,14 @@ def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: Samp
     return before if before is not None and before[0] == end else (end, sample.at_ms)
 
 
-def _wait(before: Wait | None, tp: TopicPartition, sample: Sample) -> Wait:
+def _update_wait(before: Wait | None, tp: TopicPartition, sample: Sample) -> Wait:
     offset = sample.offsets.get(tp)
     if before is None or before.offset != offset:
         return Wait(offset, sample.at_ms, sample.batch)
-    tried = before.tried or sample.batch
-    if sample.batch is None or tried != sample.batch:
-        return dataclasses.replace(before, tried=tried)
-    return Wait(offset, max(before.nearer_at_ms, sample.advanced_at_ms), tried)
+    first_batch = before.first_batch or sample.batch
+    if sample.batch is None or first_batch != sample.batch:
+        return dataclasses.replace(before, first_batch=first_batch)
+    return Wait(offset, max(before.progress_at_ms, sample.advanced_at_ms), first_batch)
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
@@ -206,14 +206,14 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
     if sample.phase not in WORKING:
         return None
     return (
-        _planner_silent(history, sample, limits=limits, stream=stream)
-        or _offsets_stand(history, sample, limits=limits, stream=stream)
-        or _transaction_open(history, sample, limits=limits)
-        or _watermark_stands(history, sample, limits=limits)
+        _find_silent_planner(history, sample, limits=limits, stream=stream)
+        or _find_offset_stall(history, sample, limits=limits, stream=stream)
+        or _find_open_transaction(history, sample, limits=limits)
+        or _find_watermark_stall(history, sample, limits=limits)
     )
 
 
-def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
     """Find a planner without an answer from Kafka (rule 1), which is not polled while a batch runs."""
     if sample.phase is not Phase.WAITING:
         return None
@@ -237,40 +237,40 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     )
 
 
-def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+def _find_offset_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
     """Find unread records without progress (rule 2).
 
     Names the topic-partition that has waited longest; among equals, the one with the most unread records.
     """
-    tp = min(sample.unread, key=lambda tp: (history.waits[tp].nearer_at_ms, -sample.unread[tp], tp), default=None)
-    if tp is None or sample.at_ms - (wait := history.waits[tp]).nearer_at_ms < limits.still_ms:
+    tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
+    if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.still_ms:
         return None
     at = "its beginning" if wait.offset is None else f"offset {wait.offset}"
-    why, do = _no_commit(wait, sample, stream=stream)
+    why, do = _explain_offset_stall(wait, sample, stream=stream)
     return Stall(
         StallKind.OFFSETS,
-        wait.nearer_at_ms,
+        wait.progress_at_ms,
         _name(tp),
         f"{_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
         f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
-        f"progress towards a commit since {_since(wait.nearer_at_ms, sample)}: {why}. {do}",
+        f"progress towards a commit since {_since(wait.progress_at_ms, sample)}: {why}. {do}",
     )
 
 
-def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
+def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
     """Return why unread records are not committed, as far as the writer knows, and what to do."""
     restart = _restart(stream)
-    if sample.batch is not None and sample.batch != wait.tried:
-        why = f"batch {sample.batch} reads again what batch {wait.tried} read and did not commit"
+    if sample.batch is not None and sample.batch != wait.first_batch:
+        why = f"batch {sample.batch} reads again what batch {wait.first_batch} read and did not commit"
         return why, "See writer.log for what became of that commit"
     if sample.batch is not None:
         read = counted(sample.batch_records, "record")
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
-    if wait.tried is not None:
+    if wait.first_batch is not None:
         return (
-            f"batch {wait.tried} ended without them, and no other starts",
+            f"batch {wait.first_batch} ended without them, and no other starts",
             f"See writer.log for the reason; {restart}",
         )
     return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
@@ -281,7 +281,7 @@ def _restart(stream: str) -> str:
     return f"{how} starts again at the table's position without losing anything"
 
 
-def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+def _find_open_transaction(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
     """Find offsets that wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
@@ -299,7 +299,7 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
     )
 
 
-def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
     """Find a watermark that does not move (rule 4), and the topic-partition that holds it back.
 
     Among the partitions that are not idle, it is one without event times, or else the one with the smallest time.
@@ -314,7 +314,7 @@ def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> St
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     others = f", like {equal} more" if equal else ""
     at = "is unknown" if sample.watermark_us is None else f"stands at {utc(sample.watermark_us // 1000)}"
-    why, do = _no_event_time(tp, history, sample, limits=limits)
+    why, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
         since_ms,
@@ -324,10 +324,14 @@ def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> St
     )
 
 
-def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limits: Limits) -> tuple[str, str]:
+def _explain_watermark_stall(
+    tp: TopicPartition, history: History, sample: Sample, *, limits: Limits
+) -> tuple[str, str]:
     """Return why a topic-partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
-    newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
+    newest = (
+        "no event time is known there" if time_us is None else f"the newest event time there is {utc(time_us // 1000)}"
+    )
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
         do = "Check the event times that its producers set, and the dead letters, which have none"
@@ -335,10 +339,6 @@ def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limi
     idle = f"after watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) without unread records it is left out"
     silent = "it is empty: no records arrive" if is_empty else "no records arrive"
     return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
-
-
-def _event(time_us: int) -> str:
-    return utc(time_us // 1000)
 
 
 def _since(since_ms: int, sample: Sample) -> str:
@@ -366,7 +366,7 @@ class StallWatch:
 
         While the writer takes over or stops, returns the previous result.
         """
-        self._history = remember(self._history, sample, limits=self._limits)
+        self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
             self._emit_change(found, now_ms=sample.at_ms)

@@ -7,7 +7,7 @@ the last two maintenance periods.
 
 The *pressure* is the low divided by the declared number of snapshots or manifests, whichever ratio is larger.
 Throttling starts if the pressure grows and exceeds `BEGIN`. It ends if the pressure is at most `END`, or has fallen
-from its maximum by more than the factor `TURN`.
+from its maximum by more than the factor `TURN_FACTOR`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from frazil.spec.units import format_duration
 
 BEGIN = 2.0
 END = 1.5
-TURN = 1.05
+TURN_FACTOR = 1.05
 """The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
 SLICES = 4
 """Number of time slices kept, each half a maintenance period. Three contain a low even if maintenance is late."""
@@ -93,7 +93,7 @@ class Throttle:
 
     lows: tuple[Low, ...]
     grows: bool
-    turn: float
+    extreme: float
     """The pressure's maximum while `grows` is True; its minimum otherwise."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched."""
@@ -111,13 +111,13 @@ def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throt
         before = None
     low = _lowest(lows)
     pressure = bounds.pressure(low)
-    grows, turn = _direction(before, pressure)
+    grows, extreme = _direction(before, pressure)
     pressed = before is not None and before.reason is not None
     known = pressed or len(lows) == SLICES
     if not (known and grows) or pressure <= (END if pressed else BEGIN):
-        return Throttle(lows, grows, turn)
+        return Throttle(lows, grows, extreme)
     interval = min(bounds.interval * pressure / END, bounds.longest)
-    return Throttle(lows, grows, turn, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
+    return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
@@ -138,10 +138,10 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
     if before is None:
         return False, pressure
     if before.grows:
-        height = max(before.turn, pressure)
-        return (False, pressure) if pressure * TURN < height else (True, height)
-    depth = min(before.turn, pressure)
-    return (True, pressure) if pressure > depth * TURN else (False, depth)
+        height = max(before.extreme, pressure)
+        return (False, pressure) if pressure * TURN_FACTOR < height else (True, height)
+    depth = min(before.extreme, pressure)
+    return (True, pressure) if pressure > depth * TURN_FACTOR else (False, depth)
 
 
 def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> str:

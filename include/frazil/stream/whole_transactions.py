@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import OffsetGap, SpecError, TopicMissing
@@ -49,21 +48,11 @@ WARN_S = 60.0
 """Delay and interval (s) of the warnings about a transaction that does not end."""
 
 
-class Topics(Protocol):
-    """Reads the events and the transaction ends from Kafka."""
-
-    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
-        """Yield the events with offsets in `[start, end)` that Kafka still has."""
-
-    def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
-        """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
-
-
 @dataclass(slots=True)
 class WholeTransactions:
     """Finds the offsets at which one partition's batches may end. Used by one thread at a time."""
 
-    topics: Topics
+    topics: KafkaTopics
     topic: str
     """The name of the transaction topic, for messages."""
     max_records: int
@@ -125,7 +114,7 @@ class WholeTransactions:
                 goal = self._scanned + self.max_records
         held_back = all_read and self._log.at < end
         self.stuck, self._waits = held_back and self._waits, held_back
-        self.waits_for = self._words(open_one) if held_back else ""
+        self.waits_for = self._describe_wait(open_one) if held_back else ""
         self._warn(tp, open_one)
         return self._log.at if all_read else end
 
@@ -145,7 +134,7 @@ class WholeTransactions:
         for chunk, said in self.topics.events(tp, self._scanned, end):
             for one, offset, ms in zip(said, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
                 if one.transaction:
-                    self._know(tp, one, ms)
+                    self._add_event(tp, one, ms)
                 elif one.unmarked and not self._reported:
                     self._reported = True
                     log.warning(
@@ -155,7 +144,7 @@ class WholeTransactions:
                     )
                 self._log.add(one.transaction, one.order, one.position, offset + 1, unreadable=one.unreadable)
                 self._scanned = offset + 1
-        self._log.passed(end)
+        self._log.skip_to(end)
         self._scanned = end
 
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
@@ -166,7 +155,7 @@ class WholeTransactions:
                 found = LastTransaction(one.transaction, one.position) if one.transaction else found
         return found
 
-    def _know(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
+    def _add_event(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
@@ -187,7 +176,7 @@ class WholeTransactions:
         ends, more = self.topics.ends(self._since_ms)
         for end in ends:
             for table in self._tables & end.events.keys():
-                self._log.ended(end.transaction, end.events[table])
+                self._log.add_end(end.transaction, end.events[table])
         return more
 
     def _warn(self, tp: TopicPartition, open_one: str) -> None:
@@ -198,10 +187,10 @@ class WholeTransactions:
             self._warned = now
             log.warning(
                 "topic %s: what lies behind offset %d is not published since %.0f s: %s",
-                *(tp[0], self.at, now - self._open[1], self._words(open_one)),
+                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
             )
 
-    def _words(self, open_one: str) -> str:
+    def _describe_wait(self, open_one: str) -> str:
         """Describe which transaction the records wait for, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
@@ -228,11 +217,13 @@ class KafkaTopics:
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
+        """Yield the events with offsets in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
             yield chunk, self.decoder.events(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
+        """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
         try:
             topic = self.kafka.describe()
         except TopicMissing:  # the first transaction creates the topic

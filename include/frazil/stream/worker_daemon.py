@@ -57,7 +57,7 @@ if __name__ == "__main__":
     preload()
     from pyspark import daemon
 
-    from frazil.stream.attempt import watched
+    from frazil.stream.attempt import wrap_worker_main
 
-    daemon.worker_main = watched(daemon.worker_main)
+    daemon.worker_main = wrap_worker_main(daemon.worker_main)
     daemon.manager()  # type: ignore[no-untyped-call]

@@ -54,10 +54,10 @@ from frazil.stream.merge_tasks import MergeRun
 from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_S
 from frazil.stream.progress import ProgressFolder, cluster_period_s
-from frazil.stream.recording import Recording, log_event, recorded
+from frazil.stream.recording import Recording, log_event, record_events
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import made_to_follow
+from frazil.stream.routed_tables import create_waiting_table
 from frazil.stream.stall import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import check_own_folder, missing_table_error
@@ -102,10 +102,8 @@ class Writer:
         # The engine may already be started. It ends together with this context, whatever the reason.
         heartbeats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
-        records, metrics = (
-            recorded(self.spec, events, self.hosting.recording_threads),
-            self.hosting.telemetry.sinks(self.spec),
-        )
+        records = record_events(self.spec, events, self.hosting.recording_threads)
+        metrics = self.hosting.telemetry.sinks(self.spec)
         with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
             for sink in (*self.sinks, *measuring):
                 events.add(sink)
@@ -125,9 +123,10 @@ class Writer:
             check_secret(self.spec)
         source = (kafka_settings, self.spec.source.reads)
         with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
-            if not self._topics_found(kafka, events.emit):
+            if not self._wait_for_topics(kafka, events.emit):
                 return None
-            with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
+            starting = PhaseBegan(Phase.STARTING)  # so that a writer in the queue does not look stuck
+            with hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: events.emit(starting)) as admitted:
                 if not admitted:
                     return None
                 table = load_stream_table(self.spec)
@@ -139,7 +138,6 @@ class Writer:
                     return None
                 tables, progress = self._open(reporter, events.emit)
                 recording.opens(tables)
-            planned = reporter.planned
             parts = EpochParts(
                 self.spec,
                 self.engine,
@@ -148,15 +146,15 @@ class Writer:
                 progress,
                 folder,
                 events.emit,
-                planned,
+                reporter.set_planner_report,
                 hosting,
                 afterwards,
-                partial(self._wait_outside_turn, events.emit),
+                partial(self._wait_without_slot, events.emit),
             )
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
 
-    def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
+    def _wait_for_topics(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
         """Wait until a topic matches the stream's pattern. Returns False if the writer is asked to end first.
 
         Does not wait if the stream's table has its marker, because such a stream continues without a topic.
@@ -166,14 +164,14 @@ class Writer:
         table = load_stream_table(self.spec)
         if table is not None and property_name(self.spec.name) in table.metadata.properties:
             return True
-        said = f"no topic of the cluster matches source.topic-pattern '{self.spec.source.topic_pattern}'"
+        problem = f"no topic of the cluster matches source.topic-pattern '{self.spec.source.topic_pattern}'"
         while not self.stopping.is_set():
             if kafka.describe().partitions:
                 return True
             if self.until_caught_up:
-                raise TopicMissing(f"stream {self.spec.name!r}: {said}: there is nothing to catch up with")
+                raise TopicMissing(f"stream {self.spec.name!r}: {problem}: there is nothing to catch up with")
             emit(PhaseBegan(Phase.STARTING))
-            emit(OutageMet(f"{said}; the writer looks again every {DESCRIBE_S:.0f} s"))
+            emit(OutageMet(f"{problem}; the writer looks again every {DESCRIBE_S:.0f} s"))
             self.stopping.wait(DESCRIBE_S)
         return False
 
@@ -225,7 +223,7 @@ class Writer:
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
-                wait=partial(self._wait_outside_turn, emit), report=lambda sentence: emit(OutageMet(sentence))
+                wait=partial(self._wait_without_slot, emit), report=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
@@ -241,16 +239,12 @@ class Writer:
         run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
         return merge_config(self.spec, run, lambda: self.engine.parallelism)
 
-    def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
+    def _wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, while other streams may use this writer's slot. Returns whether to end."""
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
-        return self.hosting.turns.lend(
-            lambda: self.stopping.wait(seconds), unless=self.stopping.is_set, waits=lambda: emit(again)
+        return self.hosting.slots.lend(
+            lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
         )
-
-
-def _still_starting(events: Events) -> None:
-    events.emit(PhaseBegan(Phase.STARTING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +258,7 @@ class EpochParts:
     progress: ProgressFolder
     folder: Path
     emit: Callable[[StreamEvent], None]
-    planned: Callable[[PlannerReport | None], None]
+    set_planner_report: Callable[[PlannerReport | None], None]
     """Receives the planner's observations, and None when a new planner starts."""
     hosting: Hosting
     afterwards: ExitStack
@@ -292,18 +286,24 @@ class Epoch:
     def run(self) -> Marker | None:
         """Run the epoch, and return the last marker; None if it was stopped before it took over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
-        turn = p.hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: p.emit(wait))
-        with catalog_errors(p.tables.main.catalog_name), turn as admitted:
+        slot = p.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
+        with catalog_errors(p.tables.main.catalog_name), slot as admitted:
             if not admitted:
                 return None
             runner = self._begin()
         p.afterwards.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.afterwards.callback(runner.sweep_stragglers)
         late = 0
-        while not self._over(runner):
-            loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)
+        while not self._is_over(runner):
+            loop = BatchLoop(
+                p.engine,
+                runner,
+                drain=self.goal is not None,
+                set_planner_report=p.set_planner_report,
+                hosting=p.hosting,
+            )
             try:
-                loop.run(until=partial(self._over, runner, loop.is_left), wait=self.stopping.wait)
+                loop.run(until=partial(self._is_over, runner, loop.is_left), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -318,7 +318,7 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _over(self, runner: BatchRunner, is_left: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
+    def _is_over(self, runner: BatchRunner, is_left: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         behind = runner.route is not None and runner.route.behind
         return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
 
@@ -334,7 +334,10 @@ class Epoch:
             first_epoch=1 + highest_epoch(p.tables),
             after=self.after,
             following=partial(
-                Followers.load, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
+                Followers.load,
+                p.tables,
+                make=partial(create_waiting_table, p.spec, p.tables),
+                atomic=p.spec.commit.atomic,
             ),
         )
         self.number = committer.epoch
@@ -343,7 +346,7 @@ class Epoch:
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
         p.emit(EpochBegan(committer.epoch, marker, settled))
-        marker = self._after_gaps(committer, marker, topics)
+        marker = self._skip_gaps(committer, marker, topics)
         runner = BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
@@ -362,7 +365,7 @@ class Epoch:
             runner.report(journal)
         return runner
 
-    def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
+    def _skip_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
 
         With `on-gap: skip`, a truncated log first resets the stream to the offset of the truncation, which ends this

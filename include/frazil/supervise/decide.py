@@ -85,7 +85,7 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
-        return _hosted(observed, launch, status, now_ms=now_ms, policy=policy)
+        return _decide_hosted(observed, launch, status, now_ms=now_ms, policy=policy)
     if (stop := observed.stop_request) is not None:
         return decide_stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
@@ -95,7 +95,7 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
     )
 
 
-def _hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
+def _decide_hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
     declared, runs = observed.declared, f"the application {launch.application} runs the writer"
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")

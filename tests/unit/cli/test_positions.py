@@ -21,7 +21,7 @@ from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.infer.observed import observe
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.source import Source
-from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_offsets
 from frazil.timetext import utc
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -32,7 +32,7 @@ NO_KAFKA: Any = None
 
 
 def target(to: str, seen: BeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
-    return target_of(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
+    return target_offsets(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
 
 
 def said(to: str, seen: BeforeReset = SEEN) -> str:
@@ -71,7 +71,7 @@ def test_positions_that_rest_on_something_unknown_are_refused():
 
 def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
-    assert target_of(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
+    assert target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
     text = " ".join(consequences(plan, seen=SEEN, now=cut))
     assert "Kafka's log of t-1 was cut at offset 25" in text

@@ -32,7 +32,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.derive import MAX_ERROR_CHARACTERS, of_writer, shortened, writer_process
+from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, shortened, writer_process
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.desired import open_desired
@@ -272,7 +272,7 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
     writer = Observation(ProcessState.RUNNING, present, heartbeats, tuple(failed))
     observed = Observed(writer, Declared("f"), Desired())
     decision = decide(observed, now_ms=NOW_MS, policy=Policy())
-    assert of_writer(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
+    assert derive_from_decision(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 
 def test_an_exit_is_said_with_its_name_and_last_error():

@@ -36,7 +36,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.status.flow import Flow, Landed
+from frazil.status.flow import CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import stream_state
 from tests.made_batches import MadeStream
@@ -55,7 +55,7 @@ def beyond(state: StreamState) -> dict[str, str]:
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
     landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
     process = WriterProcess(ProcessState.NEVER_LAUNCHED if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
-    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=Landed(**landed)), **changes)
+    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=CommitSums(**landed)), **changes)
 
 
 def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:

@@ -26,7 +26,7 @@ from frazil.operations.overview import Around, Line, StreamReading, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status import table
-from frazil.status.derive import evaluated, of_writer
+from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import stream_state
 from frazil.supervise.decide import decide
@@ -72,8 +72,8 @@ def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_i
     def is_restarting(writer: Observation, desired: Desired) -> bool:
         observed = Observed(writer, Declared("f"), desired)
         decision = decide(observed, now_ms=1, policy=Policy())
-        known = of_writer(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
-        return evaluated(known, spec, now_ms=1).state is State.RESTARTING
+        known = derive_from_decision(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
+        return refine_state(known, spec, now_ms=1).state is State.RESTARTING
 
     def observed(generation: int) -> Observation:
         return Observation(process, Launch("l", LaunchKind.SUPERVISED, 0, "f", generation, mark(os.getpid())), None, ())

@@ -32,7 +32,7 @@ from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.status.table import missing_tables
 from frazil.stream.dropped_tables import dropped_tables, recreate_table
-from frazil.stream.route import MAX_NAMED, StreamRoute, pointer
+from frazil.stream.route import MAX_NAMED, StreamRoute, remedy_pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
@@ -537,9 +537,9 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
 
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
     plain, fixed = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
-    assert pointer("shop", [fixed]) == ""
+    assert remedy_pointer("shop", [fixed]) == ""
     for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
-        assert pointer("shop", behind) == ". `frazil route shop` shows the remedy"
+        assert remedy_pointer("shop", behind) == ". `frazil route shop` shows the remedy"
 
 
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:

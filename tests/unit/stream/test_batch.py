@@ -58,7 +58,7 @@ def test_a_notice_of_a_task_is_given_once():
     runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
     answers = [TaskAnswer(StageResult((), (), notices=notices), 0.0) for notices in (("b", "a"), ("a",), ())]
     for _ in range(2):
-        BatchRunner._give_notices(runner, answers)
+        BatchRunner._emit_notices(runner, answers)
     assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
 
 
@@ -130,7 +130,7 @@ BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_
 @pytest.mark.parametrize("records", [[wrote(1, 4)], [wrote(1, 1, partitions=200), wrote(2, 1, partitions=200)]])
 def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records: list[Any]):
     emitted: list[StreamEvent] = []
-    shuffle = BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4)
+    shuffle = BatchRunner._decide_shuffle(deciding(records, emitted), BATCH, tasks=4)
     assert shuffle is not None
     assert (shuffle.writers, len(shuffle.shares)) == (4, 50)
     (reported,) = emitted
@@ -141,18 +141,18 @@ def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records:
 @pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
 def test_and_what_is_not(records: list[Any]):
     emitted: list[StreamEvent] = []
-    assert BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4) is None
+    assert BatchRunner._decide_shuffle(deciding(records, emitted), BATCH, tasks=4) is None
     assert len(emitted) == 1
 
 
 def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
     nothing: Any = SimpleNamespace(spec=SimpleNamespace(distribution="none"))
-    assert BatchRunner._shuffle(nothing, BATCH, tasks=4) is None
+    assert BatchRunner._decide_shuffle(nothing, BATCH, tasks=4) is None
 
 
 def test_an_empty_commit_is_not_shuffled():
     empty_commit: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
-    assert BatchRunner._shuffle(empty_commit, BATCH, tasks=0) is None
+    assert BatchRunner._decide_shuffle(empty_commit, BATCH, tasks=0) is None
 
 
 def test_an_empty_commit_reaches_no_spark():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.stream.plan import BatchPolicy, Rates, assign, batch_due, bounded_ends, learned, task_count
+from frazil.stream.plan import BatchPolicy, Rates, assign, average_rates, batch_due, bounded_ends, task_count
 
 RATES = Rates(bytes_per_record=40.0, task_seconds_per_record=2e-6, overhead_s=1.0)
 POLICY = BatchPolicy(
@@ -107,8 +107,8 @@ def test_tasks_are_equally_long_however_the_lag_is_spread(lags, tasks):
 def test_rates_follow_what_batches_show():
     rates = Rates()
     for _ in range(20):
-        rates = learned(rates, records=1_000_000, written_bytes=25_000_000, task_s=2.0, overhead_s=0.4)
+        rates = average_rates(rates, records=1_000_000, written_bytes=25_000_000, task_s=2.0, overhead_s=0.4)
     assert rates.bytes_per_record == pytest.approx(25.0, rel=0.01)
     assert rates.task_seconds_per_record == pytest.approx(2e-6, rel=0.01)
     assert rates.overhead_s == pytest.approx(0.4, rel=0.01)
-    assert learned(rates, records=0, written_bytes=0, task_s=1.0, overhead_s=9.0) == rates
+    assert average_rates(rates, records=0, written_bytes=0, task_s=1.0, overhead_s=9.0) == rates

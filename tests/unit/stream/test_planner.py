@@ -178,19 +178,19 @@ def test_records_that_came_while_a_batch_ran_count_from_its_beginning(world: Wor
 
 def test_a_batch_begins_as_much_earlier_as_recent_ones_waited_for_their_turn_among_other_streams(world: World):
     world.after(1)
-    world.planner.queued(8.0)
+    world.planner.record_queue_time(8.0)
     world.kafka.end = {TP0: 5, TP1: 5}
     planned_s = next(second for second in range(1, 70) if world.after(1).offsets[TP0])
     assert 60 - 1 - 8 - 2 <= planned_s <= 60 - 1 - 8
 
 
 def test_a_wait_for_a_turn_fades_and_counts_for_a_quarter_of_the_interval_at_most(world: World):
-    world.planner.queued(50.0)
+    world.planner.record_queue_time(50.0)
     assert world.planner.queue_s == 15.0
     for _ in range(10):
-        world.planner.queued(0.0)
+        world.planner.record_queue_time(0.0)
     assert 0 < world.planner.queue_s < 2
-    world.planner.queued(3.0)
+    world.planner.record_queue_time(3.0)
     assert world.planner.queue_s == 3.0
 
 

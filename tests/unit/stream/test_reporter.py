@@ -61,7 +61,7 @@ class Bench:
         for _ in range(seconds):
             self.now_ms += 1_000
             if self.planner_runs:
-                self.reporter.planned(PlannerReport(self.ends, observed_at_ms=self.now_ms))
+                self.reporter.set_planner_report(PlannerReport(self.ends, observed_at_ms=self.now_ms))
             self.reporter.send_heartbeat()
         found = Heartbeat.read(self.exchange)
         assert found is not None
@@ -92,7 +92,9 @@ def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
 
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
-    bench.reporter.planned(PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1))
+    bench.reporter.set_planner_report(
+        PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1)
+    )
     bench.reporter.send_heartbeat()
     assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
     assert heartbeat.lag == 5
@@ -233,7 +235,7 @@ def test_a_planner_that_is_replaced_ends_no_stall(bench: Bench):
     assert before.stall is not None
     bench.planner_runs = False
     bench.reporter.phase(Phase.STOPPING)
-    bench.reporter.planned(None)
+    bench.reporter.set_planner_report(None)
     after = bench.after(1)
     assert (after.stall, after.lag) == (before.stall, 5)
 

@@ -21,8 +21,8 @@ from frazil.stream.stall import (
     History,
     Limits,
     Sample,
+    add_sample,
     find_stall,
-    remember,
 )
 
 SECOND = 1_000
@@ -51,7 +51,7 @@ class Writer:
         self.sample()
 
     def sample(self) -> Stall | None:
-        self.history = remember(self.history, self.now, limits=self.limits)
+        self.history = add_sample(self.history, self.now, limits=self.limits)
         self.stall = find_stall(self.history, self.now, limits=self.limits, stream="s")
         return self.stall
 
@@ -282,11 +282,11 @@ def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it
 def test_a_planner_that_never_answered_is_given_the_time_of_a_first_answer():
     quick = Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
     sample = Sample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
-    history = remember(None, sample, limits=quick)
+    history = add_sample(None, sample, limits=quick)
     stalls = {}
     for after in range(SECOND, FIRST_ANSWER_MS + SECOND, SECOND):
         sample = dataclasses.replace(sample, at_ms=START + after)
-        history = remember(history, sample, limits=quick)
+        history = add_sample(history, sample, limits=quick)
         stalls[after] = find_stall(history, sample, limits=quick, stream="s")
     assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_MS]
 

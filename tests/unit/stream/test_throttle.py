@@ -230,7 +230,7 @@ class Writer:
             landed = Journal(
                 "made", self.made.land({0: (n, n + 1)}).at, "", 0, self.made.source, (), (), {}, frozenset(), {}
             )
-            self.runner._observe(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
+            self.runner._measure(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
 
 
 @pytest.mark.parametrize(("mode", "stretch"), [("stretch", 3.0), ("warn", 1.0), ("off", None)])

@@ -369,9 +369,9 @@ def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
 
 def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -> None:
     whole = WholeTransactions(topics, "tx", 100)
-    whole._know(("t", 0), Said("1", 1, None, ("a",)), 0)
+    whole._add_event(("t", 0), Said("1", 1, None, ("a",)), 0)
     with pytest.raises(SpecError) as error:
-        whole._know(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
+        whole._add_event(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
     assert "\x1b" not in str(error.value)
     assert len(str(error.value)) < 1000
 
