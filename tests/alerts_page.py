@@ -129,7 +129,7 @@ def _table() -> TableHealth:
 
 
 def _of_stream() -> Iterator[Reading]:
-    reported = "The last one said: RegistryUnavailable: http://registry:8081 does not answer."
+    reported = "The last writer's error: RegistryUnavailable: http://registry:8081 does not answer."
     reasons = {"NotJson": Reason(400, ("rides[3]@104",))}
     broken = StreamState(
         "rides",

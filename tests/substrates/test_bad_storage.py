@@ -359,7 +359,7 @@ def test_a_batch_that_outlives_its_credentials_again_and_again_says_so(
 ) -> None:
     writer.begin().run()
     writer.while_staging = vending.expire
-    with pytest.raises(CommitUnavailable, match=r"4 times in a row: it takes longer than the credentials live"):
+    with pytest.raises(CommitUnavailable, match=r"4 times in a row: the batch takes longer than"):
         writer.run()
     writer.while_staging = None
     writer.run()

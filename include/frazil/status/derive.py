@@ -176,7 +176,7 @@ def _last_words(writer: Observation) -> str:
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
     error = heartbeat.error if heartbeat is not None and is_newer else end.error if end is not None else None
-    return f"The last one said: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
+    return f"The last writer's error: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
@@ -184,7 +184,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
-        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
+        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, and so is its report")
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")

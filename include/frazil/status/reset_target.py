@@ -30,9 +30,9 @@ class ResetTarget:
 
     def __post_init__(self) -> None:
         if (self.at is not None) != (self.to == "timestamp"):
-            raise ValueError("--at TIME belongs to --to timestamp, and that needs it")
+            raise ValueError("give --at TIME together with --to timestamp, and only with it")
         if (self.offsets is not None) != (self.to == "offsets"):
-            raise ValueError("--offsets belongs to --to offsets, and that needs it")
+            raise ValueError("give --offsets together with --to offsets, and only with it")
 
 
 def fetch_available(kafka: KafkaOffsets, marker: Marker | None) -> Available:
@@ -91,7 +91,7 @@ def check_available(offsets: Offsets, now: Available) -> None:
             raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
         if not now.first[tp] <= offset <= now.end[tp]:
             raise NotInKafka(
-                f"{topic}-{partition}: {offset} is outside of what Kafka has, {now.first[tp]} to {now.end[tp]}"
+                f"{topic}-{partition}: {offset} is outside of Kafka's offsets, {now.first[tp]} to {now.end[tp]}"
             )
 
 
@@ -99,7 +99,7 @@ _REPEATED_TEXTS: Mapping[str, str] = {
     "no": "their rows will be in it twice, unless they are deleted first.",
     "dropped": "they repeat its rows, and are dropped. Only rows without an event time land again.",
     "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
-    "by arrival": "until the writer has caught up, rows that they change are as they were then.",
+    "by arrival": "until the writer has caught up, the rows that they change have old values.",
 }
 
 
@@ -114,29 +114,27 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
     """
     sentences = []
     if seen.rolled_back:
-        sentences.append("The table was rolled back behind the marker: its remaining rows say what it holds.")
+        sentences.append("The table was rolled back to before the marker: its remaining rows show its records.")
     if seen.unknown:
-        sentences.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
+        sentences.append(f"The table's records are unknown, and so are those skipped or read again: {seen.unknown}.")
     for topic in _recreated_topics(seen, now):
-        sentences.append(f"Topic {topic} is not the one that the marker knows: its offsets count from its beginning.")
+        sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
     skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
     repeated = sum(m.repeated for m in plan)
     for m in plan:
         if m.rewritten:
             sentences.append(
-                f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
-                f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
-                "next to those that Kafka lost."
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. After it, Kafka has or "
+                f"will have other records than the table has for {m.rewritten:,} offsets. The table gets them too, and "
+                "keeps those that Kafka lost."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
         sentences.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
-        sentences.append(
-            f"It reads {counted(repeated, 'offset')} again that the table holds: {_REPEATED_TEXTS[merged]}"
-        )
+        sentences.append(f"It reads {counted(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}")
     if not skipped and not repeated and not seen.unknown:
-        sentences.append("It skips nothing, and reads nothing again that the table holds.")
+        sentences.append("It skips no records, and reads no records again that the table has.")
     return sentences
 
 

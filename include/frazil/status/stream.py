@@ -30,7 +30,7 @@ from frazil.supervise.policy import Policy
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
 """How a problem begins if it makes the lag unknown."""
-ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands beyond what it holds"
+ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back to a snapshot before the marker's"
 WATCHED_MS = 30_000
 """Maximum age (ms) of a supervisor's last record in the run folder while it counts as watching the writer."""
 
@@ -168,7 +168,7 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
 
 def _older_declaration(process: ProcessState) -> str:
     how = (
-        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to take the new one over"
+        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
         if process is ProcessState.FOREGROUND
         else "its supervisor (Airflow) restarts it after the current batch"
     )

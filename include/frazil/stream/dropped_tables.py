@@ -185,21 +185,21 @@ def _may_include(spec: StreamSpec, member: Member) -> bool:
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, replacement: Table | None = None) -> str:
     """Describe what happened to a table of the route and what to do. `replacement` is the table that has its name."""
     target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
-    of = f" (made for {member.value!r})" if member.value is not None else ""
+    of = f" (created for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
     newest, kept = _find_leftovers(tables, member)
     if replacement is not None:
         what = (
-            f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
-            f"the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first "
-            "table was renamed, rename it back"
+            f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}. Drop the new "
+            f"table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the former table was "
+            "renamed, rename it back"
         )
-        first, on = "register the first again", "let the new one go on as it is"
+        first, on = "register the former table again", "continue with the new table"
         if belongs_to_others(spec, replacement, member.value):
-            on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
+            on = f"keep the new table as it is, so that records of {member.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
-        first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
+        first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
@@ -282,7 +282,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
     raise SpecError(
-        f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
+        f"table {identifier} was dropped, and it is not known for which records it was created: name it in "
         "route.tables until it exists again"
     )
 

@@ -66,12 +66,12 @@ class FenceWatch:
             if (error := pending.exception()) is None:
                 check_fence(pending.result(), stream=tables.stream, epoch=epoch)
             else:
-                log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
+                log.info("cannot check whether another writer took over stream %r: %s", tables.stream, error)
         elif waited_s >= POLL_INTERVAL_S and not self._warned:
             self._warned = True
             log.warning(
-                "the catalog %r has not answered for %.0f s whether another writer took over stream %r, which goes on "
-                "reading: check that the catalog answers",
+                "the catalog %r has not answered for %.0f s whether another writer took over stream %r. The writer "
+                "continues: check that the catalog answers",
                 tables.main.catalog_name, waited_s, tables.stream,
             )  # fmt: skip
 

@@ -21,7 +21,7 @@ MAX_OUTAGE_WAIT_S = 30.0
 MAX_EXPIRIES = 3
 """Maximum number of attempts in a row of one batch that may end because its credentials expired."""
 EXPIRED_REMEDY = (
-    "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
+    "the batch takes longer than the catalog's credentials are valid. Let the catalog vend them for longer, or declare "
     "smaller batches (commit.size, commit.max-records) or more resources.cores"
 )
 

@@ -222,8 +222,8 @@ class BatchPlanner:
         if len(read) > 1:
             raise SpecError(
                 f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic of one partition, "
-                f"in which transactions lie in the source's order, and {sorted(read)[0][0]} has {len(read)}: leave it "
-                "out, or let the connector write into a topic of one"
+                f"whose transactions are in the source's order. Topic {sorted(read)[0][0]} has {len(read)}: remove the "
+                "option, or let the connector write into a topic of one partition"
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)
@@ -306,7 +306,7 @@ class BatchPlanner:
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
-            what = "been missing what the stream reads" if isinstance(error, TopicMissing) else "been silent"
+            what = "not had a topic of the stream" if isinstance(error, TopicMissing) else "not answered"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
             if isinstance(error, TopicMissing):
@@ -333,7 +333,7 @@ class BatchPlanner:
             last = self.whole.last if self.whole else NO_TRANSACTION
             self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)}, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
-            log.info("all partitions are idle: a tick moves the watermark")
+            log.info("all partitions are idle: an empty commit moves the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
 

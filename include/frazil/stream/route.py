@@ -153,14 +153,14 @@ class StreamRoute:
             return
         self._reported = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
-        more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
+        more = f"The writer keeps retrying, and ends with RouteBehind after {utc(until_ms)}"
         sentence = f"{describe_behind(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._overdue:
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {describe_behind(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
-                f"without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"stream {self.spec.name!r}: {describe_behind(behind)}. This has lasted for longer than route.lag "
+                f"({format_duration(self._lag)}). The rows are kept. Fix the table and start the writer again, or "
+                f"continue without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 

@@ -60,7 +60,7 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
             table = ensure_declared(catalog, declared, spec.name)
         if belongs_to_others(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, and was not made for these rows; if it is meant to have them, add it to "
+                f"table {target} exists, but was not created for these rows; if it is meant to have them, add it to "
                 "route.tables"
             )
         _check_not_replaced(spec, tables, member_of(tables, target), table)
@@ -108,7 +108,7 @@ def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target)
 
 def _check_only_waiting_files(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
     if not all_files_wait(tables, journals, target):
-        raise RouteBehind(f"table {target} was dropped, and files that it had wait to be committed to it")
+        raise RouteBehind(f"table {target} was dropped, and files wait that its former batches wrote")
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
@@ -126,14 +126,14 @@ def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: Member |
 def _ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> str:
     return (
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
-        "it is another table than before, or the stream was forgotten. Records read again would be written to "
-        f"{target} a second time. `frazil route {spec.name} --give-up {target}` lets it go on"
+        "the table was replaced, or the stream was forgotten. Records that are read again would be written to "
+        f"{target} a second time. To continue nevertheless: `frazil route {spec.name} --give-up {target}`"
     )
 
 
 def _limit_message(limit: int) -> str:
     return (
-        f"route.limit is {limit}, and the writer has made that many tables. Raise it, or give the value a table in "
+        f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table in "
         "route.tables; then replay its dead letters"
     )
 
@@ -243,7 +243,8 @@ class RoutedTables:
                 raise
             reason = explain_table_error(error)
             if target not in self.absent:
-                log.warning("table %s is not there: %s. Its rows wait next to the default table", target, reason)
+                sentence = "table %s cannot be loaded or created: %s. Its rows wait next to the default table"
+                log.warning(sentence, target, reason)
             write_note(self.tables, Note(target, value, reason))
             self.absent[target] = reason
         else:
@@ -313,7 +314,7 @@ class RoutedTables:
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
-                f"{identifier} exists, and was not made for it; if it is meant to have these rows, add it to "
+                f"{identifier} exists, but was not created for it; if it is meant to have these rows, add it to "
                 "route.tables"
             )
             return
@@ -355,9 +356,9 @@ class RoutedTables:
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Raise RouteBehind if rows wait for a table that is about to get its first marker: they would be lost."""
         if behind := self.behind.get(identifier):
-            remedy = "Put the table back as it was" if behind.gone else "Fix that"
+            remedy = "Restore the former table" if behind.gone else "Fix the table"
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind}. {remedy}, or let it go on without them: "
+                f"stream {self.spec.name!r}: {behind}. {remedy}, or continue without these rows: "
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 

@@ -71,8 +71,8 @@ def start_context(spec: StreamSpec) -> SparkContext:
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
-            f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set: let it name, for the "
-            "process that starts the writer, the folder that has the cluster's yarn-site.xml and core-site.xml"
+            f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set. Set it for the process "
+            "that starts the writer: to the folder with the cluster's yarn-site.xml and core-site.xml"
         )
     properties = writer_properties(spec)
     if in_cluster:
@@ -181,9 +181,9 @@ def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
 def _refusal(spec: StreamSpec, python: str, difference: str) -> str:
     package = spec.resources.package
     what = (
-        f"make {package} again with `frazil package`, by the driver's Python"
+        f"create {package} again with `frazil package` and the driver's Python"
         if package
-        else "let resources.package name the archive that `frazil package` makes, or install the same there"
+        else "set resources.package to the archive that `frazil package` creates, or install the same versions there"
     )
     driver = f"Python {sys.version_info.major}.{sys.version_info.minor} with frazil {__version__}"
     return (

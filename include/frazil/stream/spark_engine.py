@@ -180,8 +180,8 @@ class SparkEngine:
             return nullcontext()
         spark = self._context._jsc.sc()
         sentence = (
-            f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} gives no other. "
-            f"Is the cluster up? {LOG_HINTS.get(resources.manager, '')}. The batch goes on once there are executors"
+            f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} provides none. "
+            f"Check that the cluster runs. {LOG_HINTS.get(resources.manager, '')}. The batch continues on new executors"
         )
         # Spark counts the driver as well.
         return report_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
@@ -248,7 +248,7 @@ def _end_message(stream: str) -> str:
     return (
         f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
         "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
-        "next start waits for executors. Spark's own words are in writer.log"
+        "next start waits for executors. Spark's messages are in writer.log"
     )
 
 
@@ -258,7 +258,7 @@ def _death_message(stream: str, died: str, text: str) -> str:
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     how = f" with exit code {code}" if code is not None else ""
-    tries = f", and Spark gave its task up after {given_up['tries']} tries" if given_up else ""
+    tries = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
     cause = (
         "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED
@@ -267,5 +267,5 @@ def _death_message(stream: str, died: str, text: str) -> str:
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
         f"reads it again. {cause}: look for exit code {KILLED} in the log of the host or the container, and give it "
-        "more memory, or declare fewer resources.cores. Spark's own words are in writer.log"
+        "more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

@@ -226,13 +226,13 @@ def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, st
     seen = (
         f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
-        else "it never has before"
+        else "it has never answered"
     )
     return Stall(
         StallKind.OFFSETS,
         since_ms,
         _name(largest) if largest else None,
-        f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts ({seen}). "
+        f"Kafka has not answered the planner since {_since(since_ms, sample)}, so no batch starts ({seen}). "
         f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart(stream)}",
     )
 
@@ -261,8 +261,8 @@ def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[s
     """Return why unread records are not committed, as far as the writer knows, and what to do."""
     restart = _restart(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
-        why = f"batch {sample.batch} reads again what batch {wait.first_batch} read and did not commit"
-        return why, "See writer.log for what became of that commit"
+        why = f"batch {sample.batch} reads the records again that batch {wait.first_batch} did not commit"
+        return why, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
         read = counted(sample.batch_records, "record")
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
@@ -313,7 +313,7 @@ def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     others = f", like {equal} more" if equal else ""
-    at = "is unknown" if sample.watermark_us is None else f"stands at {utc(sample.watermark_us // 1000)}"
+    at = "has been unknown" if sample.watermark_us is None else f"has been at {utc(sample.watermark_us // 1000)}"
     why, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
@@ -329,15 +329,13 @@ def _explain_watermark_stall(
 ) -> tuple[str, str]:
     """Return why a topic-partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
-    newest = (
-        "no event time is known there" if time_us is None else f"the newest event time there is {utc(time_us // 1000)}"
-    )
+    newest = "it has no known event time" if time_us is None else f"its newest event time is {utc(time_us // 1000)}"
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
         do = "Check the event times that its producers set, and the dead letters, which have none"
         return f"its records arrive, and {newest}", do
     idle = f"after watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) without unread records it is left out"
-    silent = "it is empty: no records arrive" if is_empty else "no records arrive"
+    silent = "the partition is empty: no records arrive" if is_empty else "no records arrive"
     return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
 
 

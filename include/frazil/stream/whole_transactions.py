@@ -138,8 +138,8 @@ class WholeTransactions:
                 elif one.unmarked and not self._reported:
                     self._reported = True
                     log.warning(
-                        "events of topic %s do not tell their transaction, and are published as they come: let the "
-                        "connector have provide.transaction.metadata=true",
+                        "events of topic %s do not name their transaction, so they are committed without it: set "
+                        "provide.transaction.metadata=true in the connector",
                         tp[0],
                     )
                 self._log.add(one.transaction, one.order, one.position, offset + 1, unreadable=one.unreadable)
@@ -186,7 +186,7 @@ class WholeTransactions:
         elif open_one and now - self._warned >= WARN_S:
             self._warned = now
             log.warning(
-                "topic %s: what lies behind offset %d is not published since %.0f s: %s",
+                "topic %s: records after offset %d have been held back for %.0f s: %s",
                 *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
             )
 
@@ -200,8 +200,8 @@ class WholeTransactions:
                 "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
             )
         return (
-            f"transaction {open_one} of the source has not ended by what topic {self.topic} says. Check that the "
-            "connector runs, with provide.transaction.metadata=true"
+            f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "
+            "connector runs with provide.transaction.metadata=true"
         )
 
 
@@ -230,7 +230,7 @@ class KafkaTopics:
             return [], False
         partitions, topic_ids = topic.partitions, topic.identity.topic_ids
         if self._topic_ids and topic_ids != self._topic_ids:
-            log.warning("topic %s was made again: it is read from its beginning", ", ".join(topic_ids))
+            log.warning("topic %s was recreated: it is read from its beginning", ", ".join(topic_ids))
             self._next = dict(self.kafka.earliest(partitions))
         self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:

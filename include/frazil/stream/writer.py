@@ -171,7 +171,7 @@ class Writer:
             if self.until_caught_up:
                 raise TopicMissing(f"stream {self.spec.name!r}: {problem}: there is nothing to catch up with")
             emit(PhaseBegan(Phase.STARTING))
-            emit(OutageMet(f"{problem}; the writer looks again every {DESCRIBE_S:.0f} s"))
+            emit(OutageMet(f"{problem}; the writer checks again every {DESCRIBE_S:.0f} s"))
             self.stopping.wait(DESCRIBE_S)
         return False
 
@@ -203,7 +203,7 @@ class Writer:
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
                     "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
-                    "an empty table; to keep the rows, bring the former table back under this name first"
+                    "an empty table. To keep the rows, restore the former table under this name first"
                 ) from error
             last = epoch.number
 

@@ -53,7 +53,7 @@ def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never
 def test_after_a_rollback_costs_are_counted_from_what_the_table_holds():
     back = BeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
     assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
-    assert "skips nothing, and reads nothing again" in said("table", back)
+    assert "skips no records, and reads no records again" in said("table", back)
     assert "skips 25 offsets" in said("marker", back)
 
 
@@ -74,7 +74,7 @@ def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again(
     assert target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
     text = " ".join(consequences(plan, seen=SEEN, now=cut))
-    assert "Kafka's log of t-1 was cut at offset 25" in text
+    assert "Kafka's log of t-1 was truncated at offset 25" in text
     assert "other records than the 15 offsets that the table holds" in text
     assert "again" not in text
 

@@ -248,7 +248,7 @@ def test_a_stall_is_a_problem_while_the_writer_lives_and_is_not_believed_of_one_
 
 
 def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(streams: Path):
-    stall = Stall(StallKind.OFFSETS, NOW_MS, None, "the planner has heard nothing from Kafka")
+    stall = Stall(StallKind.OFFSETS, NOW_MS, None, "Kafka has not answered the planner")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         heartbeat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall, backpressure_ms=53_000).write(ticks())

@@ -74,7 +74,7 @@ def landed(state: StreamState) -> tuple[int, int]:
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
         ({"alive": False}, "writer", "no writer has ever run"),
         ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
-        ({"crashes": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
+        ({"crashes": 4, "last_words": "The last writer's error: boom."}, "restarts", "4 times in a row"),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
@@ -215,7 +215,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
     foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
     assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
-    assert foreground.last_words == "The last one said: OffsetGap: records are gone."
+    assert foreground.last_words == "The last writer's error: OffsetGap: records are gone."
 
 
 def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_it(

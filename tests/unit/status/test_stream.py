@@ -106,7 +106,7 @@ def in_status(folder: Path) -> dict[str, str]:
 
 
 def test_a_writer_that_waits_for_the_first_topic_of_its_pattern_lacks_no_table(spec: StreamSpec) -> None:
-    waits = "no topic of the cluster matches source.topic-pattern 'ticks-.*'; the writer looks again every 30 s"
+    waits = "no topic of the cluster matches source.topic-pattern 'ticks-.*'; the writer checks again every 30 s"
     with WriterLock(run_folder("ticks")):
         fingerprint = spec.fingerprint()
         Heartbeat("ticks", os.getpid(), fingerprint, Phase.STARTING, now(), now(), outage=waits).write(
@@ -147,7 +147,7 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
     found = stream_state(spec, now_ms=now())
     assert (found.lag, found.rolled_back) == (None, True)
-    unknown = "the lag is unknown: the table was rolled back, and the marker stands beyond what it holds"
+    unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in found.problems
     assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
 

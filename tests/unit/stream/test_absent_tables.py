@@ -362,7 +362,7 @@ def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Sho
     broken.refused.clear()
     load_catalog(None).create_table(A, made.tables.main.current().schema())
     made.start()
-    assert "was not made for these rows" in made.route.followers.behind[A].reason
+    assert "was not created for these rows" in made.route.followers.behind[A].reason
     assert made.offsets(A) == []
     made.spec = shop(route={"by": "field", "name": "kind", "tables": {"a": A}})
     made.start()
@@ -377,7 +377,7 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
     broken.refused.clear()
     theirs = load_catalog(None).create_table(A, made.tables.main.current().schema())
     made.now_ms += 3_600_000
-    with pytest.raises(RouteBehind, match="was not made for these rows"):
+    with pytest.raises(RouteBehind, match="was not created for these rows"):
         made.start()
     monkeypatch.setattr("frazil.cli.route.find_stream", lambda *_: made.spec)
     monkeypatch.setattr("frazil.cli.route.read_stream", lambda _: OpenStream(made.spec, made.tables))

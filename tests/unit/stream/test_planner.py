@@ -371,7 +371,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.kafka.gone = {"t"}
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
         world.after(UNREACHABLE_S + 5)
-    assert "Kafka has been missing what the stream reads for 10 s: a topic does not exist" in caplog.messages
+    assert "Kafka has not had a topic of the stream for 10 s: a topic does not exist" in caplog.messages
 
 
 def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):
@@ -530,7 +530,7 @@ def test_a_silence_is_reported_twice_a_minute(world: World, caplog: pytest.LogCa
     world.kafka.down = True
     world.after(60)
     assert [r.getMessage().split(":")[0] for r in caplog.records] == [
-        f"Kafka has been silent for {seconds} s" for seconds in (10, 40)
+        f"Kafka has not answered for {seconds} s" for seconds in (10, 40)
     ]
     world.kafka.down = False
     world.after(1)

@@ -147,7 +147,7 @@ def test_tables_that_were_made_are_found_again_and_count() -> None:
     destinations = shop.context(routed).destinations
     assert destinations is not None
     assert destinations.full == (
-        "route.limit is 3, and the writer has made that many tables. Raise it, or give the value a table in "
+        "route.limit is 3, and the writer has created that many tables. Raise it, or give the value a table in "
         "route.tables; then "
         "replay its dead letters"
     )

@@ -211,7 +211,7 @@ def test_a_topic_of_transactions_that_was_made_again_is_read_from_its_beginning(
     kafka.id, kafka.end = "second", 3
     topics.ends(0)
     assert read == [[(0, 5)], [], [(0, 3)]]
-    assert "topic shop.transaction was made again" in caplog.text
+    assert "topic shop.transaction was recreated" in caplog.text
 
 
 def test_rows_of_a_snapshot_are_read_as_they_come(topics: StandInTopics) -> None:
@@ -237,8 +237,8 @@ def test_a_transaction_that_does_not_end_is_reported(topics: StandInTopics, capl
         reader.now += WARN_S
         reader.readable()
     assert len(caplog.records) == 3
-    assert "topic shop.public.orders: what lies behind offset 1 is not published since 60 s" in caplog.text
-    assert "transaction b of the source has not ended by what topic shop.transaction says" in caplog.text
+    assert "topic shop.public.orders: records after offset 1 have been held back for 60 s" in caplog.text
+    assert "topic shop.transaction does not have the end of the source's transaction b" in caplog.text
 
 
 def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandInTopics, caplog: Any) -> None:
