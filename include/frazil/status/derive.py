@@ -37,10 +37,7 @@ MAX_REASON_CHARACTERS = 800
 def derive_from_decision(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the stream's state, derived from the supervisor's decision alone.
-
-    `problem` is the error of carrying out the decision; None if it succeeded.
-    """
+    """Return the state according to the supervisor's decision, and the `problem` of carrying it out, if any."""
     row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, sentence = _state_from_decision(decision, observed, len(row)), decision.reason
     if problem is not None:
@@ -168,10 +165,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
 
 
 def _last_words(writer: Observation) -> str:
-    """Return a sentence with the error of the last writer on this host; empty without an error.
-
-    The heartbeat has the error before the exit record does, so the newer of the two is used.
-    """
+    """Return a sentence with the last writer's error, which the heartbeat has first; empty without an error."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)

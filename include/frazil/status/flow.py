@@ -126,10 +126,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
 
 
 def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
-    """Return when the shortest period of at least an hour that has `MIN_RECORDS` records starts.
-
-    `lately` are the snapshots of the last day, newest first. If they have too few records, returns the day's start.
-    """
+    """Return when the shortest period of an hour or more with `MIN_RECORDS` records starts; at most a day ago."""
     records = 0
     for snapshot in lately:
         records += sum_commits([snapshot], stream, since_ms=snapshot.timestamp_ms).records

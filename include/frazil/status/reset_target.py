@@ -49,10 +49,7 @@ def fetch_available(kafka: KafkaOffsets, marker: Marker | None) -> Available:
 def target_offsets(
     wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
 ) -> dict[TopicPartition, int]:
-    """Return the offset at which the stream continues, for every topic-partition in Kafka.
-
-    Raises MarkerUnreadable or RolledBack if `to` needs a position that is unknown, and NotInKafka.
-    """
+    """Return the offset at which each topic-partition continues. Raises MarkerUnreadable, RolledBack and NotInKafka."""
     if wanted.to == "earliest":
         return dict(now.first)
     if wanted.to == "latest":

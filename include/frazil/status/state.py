@@ -130,10 +130,7 @@ class StreamState:
     in_transactions: int = 0
     """Number of offsets that wait for transactions to end, if a live writer on this host reports them."""
     backpressure_ms: int | None = None
-    """Milliseconds by which the live writer's batches exceed their interval.
-
-    None without a heartbeat, and while the writer waits for a service, which is not backpressure.
-    """
+    """Milliseconds by which the live writer's batches exceed their interval; None while it waits for a service."""
     last_commit_at_ms: int | None = None
     commit_epoch: int | None = None
     """The epoch of the last commit. After a reset, the marker's epoch is newer."""

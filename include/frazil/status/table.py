@@ -151,10 +151,7 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
 
 
 def _read_routed(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return problems of routed tables: as sentences for the first few, and as a few words for each table.
-
-    A table has a problem if it is missing rows or was dropped.
-    """
+    """Return problems of routed tables with missing rows: sentences for the first few, and a few words for each."""
     try:
         tables = read_stream(spec).tables
         behind, dropped = behind_default_table(spec, tables, marker)

@@ -117,10 +117,7 @@ class BatchRunner:
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end`. Raises the errors that end the epoch.
-
-        An empty commit has no tasks: it stages nothing, and only commits `end` as the new position.
-        """
+        """Stage, journal and commit one batch that ends at `end`. Without tasks, only commit `end` as the position."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
@@ -157,20 +154,13 @@ class BatchRunner:
             self.route.report()
 
     def follow(self) -> None:
-        """Retry commits to routed tables that are missing rows, and check whether another writer took over.
-
-        Called between batches. Raises RouteBehind and Fenced.
-        """
+        """Between batches, retry commits to routed tables and check the fence. Raises RouteBehind and Fenced."""
         self.fence.check(self.tables, epoch=self.committer.epoch)
         if self.route:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete leftover files of the last batch again, if the stream runs on a cluster.
-
-        An abandoned task attempt there may still write files for a while. Called after the next batch, and after the
-        engine has ended.
-        """
+        """On a cluster, delete files of the last batch again: an abandoned attempt may have written late."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._sweep(self.last_journal)
 
@@ -321,10 +311,7 @@ class BatchRunner:
             self.ignored |= {(table, *refusal.path) for refusal in new}
 
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
-        """Evolve tables by the answers' schema drift. Returns whether a table now accepts more of the batch's records.
-
-        Another writer may have evolved it.
-        """
+        """Evolve tables by the answers' schema drift. Returns whether a table now accepts more of the records."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             waits = self.route is not None and self.route.is_absent(target)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from frazil.commit.target import target_file_bytes
 from frazil.events import PhaseBegan, ThrottleEvaluated
@@ -64,13 +65,16 @@ class BatchLoop:
                     return
                 if end != position:
                     due = time.monotonic()
-                    with self.hosting.slots.slot(cancelled=until, on_wait=self._report_waiting) as admitted:
+                    # A writer in the queue must not look stuck.
+                    waiting = partial(self.runner.emit, PhaseBegan(Phase.WAITING))
+                    with self.hosting.slots.slot(cancelled=until, on_wait=waiting) as admitted:
                         if not admitted:
                             return
                         planner.record_queue_time(time.monotonic() - due)
                         plans = planner.plans(position, end)
                         with observed(planner):
-                            self._run_batch(plans, end)
+                            self.runner.run(partial(self.engine.run, plans), end, tasks=len(plans))
+                        self.commits += 1
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - began)))
@@ -84,13 +88,6 @@ class BatchLoop:
         """Whether remaining records stay unread: the topic was deleted, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
-
-    def _report_waiting(self) -> None:
-        self.runner.emit(PhaseBegan(Phase.WAITING))
-
-    def _run_batch(self, plans: Sequence[str], end: Position) -> None:
-        self.runner.run(lambda work: self.engine.run(plans, work), end, tasks=len(plans))
-        self.commits += 1
 
     def _planner(self) -> BatchPlanner:
         r = self.runner
@@ -182,9 +179,6 @@ def _clear_earlier_versions(runner: BatchRunner) -> None:
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval (s): a small part of the commit interval, at most `max_s`.
-
-    Polling is the main cost of a stream without new records.
-    """
+    """Return the planner's polling interval (s), a small part of the commit interval: polling uses most CPU."""
     part = 60 if max_s <= POLL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

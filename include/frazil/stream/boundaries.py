@@ -151,9 +151,7 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction, given that `transaction` is complete, and whether `transaction` is older than
-    `newest`.
-    """
+    """Return the newest transaction, once `transaction` is complete, and whether `transaction` is older."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

@@ -15,10 +15,7 @@ PARTITIONS_NAMED = 5
 
 
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
-    """Raise `CircuitOpen` if a batch has more dead letters than `dead-letters.circuit` allows.
-
-    `records` is the number of rows that would be committed. `journals` have the previous batch, for the message.
-    """
+    """Raise `CircuitOpen` if a batch of `records` rows has more dead letters than `dead-letters.circuit` allows."""
     if (circuit := spec.dead_letters.circuit) == "off":
         return
     if (reason := reason_to_open(rejects, records=records, circuit=circuit)) is not None:
@@ -27,10 +24,7 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 
 
 def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
-    """Return why so many new dead letters, compared with `records` rows to commit, open the breaker; else None.
-
-    Records that were dead letters before, or that an operator accepted, are not counted.
-    """
+    """Return why the share of new dead letters opens the breaker; None if it does not."""
     rejected, total = rejects.total, records + rejects.total
     if total < circuit.at_least or rejected * 100 <= circuit.share * total:
         return None
@@ -50,7 +44,7 @@ def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal 
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
         f"wrong, `frazil resume {stream} --accept` writes its records until now as dead letters, and `frazil reset "
         f"{stream} --to latest` skips the records that Kafka has now. First at {_first_locations(rejects)}. "
-        f"{' | '.join(map(_sample_text, _samples(rejects)))}"
+        + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _samples(rejects))
     )
 
 
@@ -70,10 +64,6 @@ def _samples(rejects: Rejects) -> list[Reject]:
     """Return up to `SAMPLES` sample records: one of each reason, the most frequent first, before any second one."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
-
-
-def _sample_text(reject: Reject) -> str:
-    return f"{_location(reject)} {reject.error_class}: {reject.error.rstrip('.')}"
 
 
 def _location(reject: Reject) -> str:

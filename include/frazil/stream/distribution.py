@@ -26,10 +26,7 @@ NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
 """Forget a partition without new rows if its bytes are below this fraction of the mean of partitions with new rows."""
 MAX_PREDICTED = 10_000
-"""Maximum number of partitions whose writers are assigned in advance, the largest first.
-
-The assignment is sent with each task. Rows of other partitions are spread over the writers by a hash.
-"""
+"""Maximum number of partitions with assigned writers, the largest first. The assignment is sent with each task."""
 FILE_BYTES = 24 * 1024
 """Bytes of Parquet that take as much CPU as opening one more file, measured by `python -m bench.distribution`."""
 SLIVER = 0.05

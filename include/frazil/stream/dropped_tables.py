@@ -220,10 +220,7 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _member_or_guess(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
-    """Return the member record of a missing table.
-
-    A table that only an earlier version used has none. Then its record is built from the files in its folder.
-    """
+    """Return the member record of a missing table. If it has none, build the record from the files in its folder."""
     member = member_of(tables, target)
     if member is not None:
         return member
@@ -236,10 +233,7 @@ def _member_or_guess(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _find_leftovers(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """Return the path of the table's newest metadata file, or None, and whether any of its files are left.
-
-    Returns `(None, False)` if access is denied.
-    """
+    """Return the path of the table's newest metadata file, if it can be read, and whether any of its files are left."""
     if not member.location:
         return None, False
     try:
@@ -273,10 +267,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value for which the template creates a table; None for a table that the route names.
-
-    Raises SpecError if the value is unknown.
-    """
+    """Return the route value of a table; None if the route names the table. Raises SpecError if it is unknown."""
     if spec.route is not None and identifier in spec.route.tables.values():
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:

@@ -49,17 +49,10 @@ class Engine(Protocol):
         """Start workers for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the tasks' answers.
-
-        Raises the FrazilError that a task ended with (`read_answers`), or the engine's errors.
-        """
+        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the FrazilError that a task ended with."""
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over the plans of merge tasks, and return the answers in the plans' order. Raises the engine's
-        errors.
-
-        One task of the engine may run several plans.
-        """
+        """Map `work` over the plans of merge tasks, and return the answers in order. A task may run several plans."""
 
     def check(self) -> None:
         """Raise an error if the engine has ended and cannot run another batch. Called about once a second."""

@@ -85,10 +85,7 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the paths of fields that must never become columns.
-
-    `sensitive` drops these fields, or they are other spellings and former names of the fields that it protects.
-    """
+    """Return the paths of fields, in any spelling, that must never become columns because of `sensitive`."""
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]

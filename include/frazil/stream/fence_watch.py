@@ -53,10 +53,7 @@ class FenceWatch:
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Start to load the marker if the last check was `POLL_INTERVAL_S` ago.
-
-        Raises `Fenced` if a loaded marker has another epoch. After an error of the catalog, the next check tries again.
-        """
+        """Load the marker if the last check was `POLL_INTERVAL_S` ago. Raises `Fenced` if its epoch is newer."""
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:
@@ -82,15 +79,12 @@ class FenceWatch:
 
         def work() -> None:
             try:
-                pending.set_result(self._load_marker(tables))
+                name = tables.main.catalog_name
+                with catalog_errors(name):
+                    if self._catalog is None:
+                        self._catalog = self.open(name)
+                    pending.set_result(tables.load_marker_with(self._catalog))
             except Exception as error:  # catalogs' clients raise anything
                 pending.set_exception(error)
 
         self.start(work)
-
-    def _load_marker(self, tables: StreamTables) -> Marker | None:
-        name = tables.main.catalog_name
-        with catalog_errors(name):
-            if self._catalog is None:
-                self._catalog = self.open(name)
-            return tables.load_marker_with(self._catalog)

@@ -209,10 +209,7 @@ class Foldings:
 
 
 class KafkaClients:
-    """Shares one Kafka admin client among all writers with the same brokers and credentials.
-
-    A client is destroyed when no writer uses it any longer.
-    """
+    """Shares one Kafka admin client among writers with the same brokers and credentials, while any uses it."""
 
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[frozenset[tuple[str, str]], AdminClient] = WeakValueDictionary()
@@ -251,10 +248,7 @@ PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class RecordFolding:
-    """A context manager that folds a stream's old commit records in a thread with its own clients.
-
-    If a fold is interrupted, the next one continues it.
-    """
+    """Folds a stream's old commit records in a thread with its own clients. An interrupted fold is continued later."""
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]

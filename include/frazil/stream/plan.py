@@ -164,10 +164,7 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
 def assign(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Split the unread offsets into tasks of equal size: see `spread`.
-
-    A task has at most one range of a topic-partition, because a consumer can read it at only one position.
-    """
+    """Split the unread offsets into tasks of equal size, each with at most one range of a topic-partition."""
     return spread(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
         tasks=tasks,

@@ -120,10 +120,7 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return where the next batch must end; the unchanged position if no batch should start now.
-
-        Raises the error that the last poll or `observe` found.
-        """
+        """Return where the next batch must end; the unchanged position without one. Raises errors of the last poll."""
         with self.asking:
             if self.poll_error is not None:
                 raise self.poll_error
@@ -215,10 +212,7 @@ class BatchPlanner:
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
     def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Let each log end before the first source transaction that has not ended.
-
-        Raises SpecError if the topic has several partitions.
-        """
+        """Let the log end before the first source transaction that has not ended. Raises SpecError for several logs."""
         if len(read) > 1:
             raise SpecError(
                 f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic of one partition, "
@@ -261,10 +255,7 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if ACLs hide an existing topic of the position: the watermark must wait for it.
-
-        A topic that already counts as deleted is not checked, because its ACLs may be deleted after it.
-        """
+        """Raise AccessDenied if ACLs hide an existing topic of the position that does not count as deleted."""
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
         if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
             self.kafka.check_not_hidden(missing)
@@ -338,10 +329,7 @@ class BatchPlanner:
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the newly observed leader epochs of the topic-partitions whose offsets advance.
-
-        Others keep their leader epochs, because a log may be truncated between polls.
-        """
+        """Return new leader epochs of topic-partitions whose offsets advance: other logs may have been truncated."""
         return {
             tp: epoch
             for tp, epoch in self.watch.leader_epochs.items()

@@ -42,10 +42,7 @@ class Previewed:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
-    """Preview the newest `limit` records with the current declaration, ordered by topic, partition and offset.
-
-    Raises SpecError, TopicMissing, AccessDenied and KafkaUnavailable.
-    """
+    """Preview the newest `limit` records, by topic, partition and offset. Raises SpecError and Kafka's errors."""
     context, schema = _context(spec)
     ranges = _newest_ranges(spec, limit)
     if not ranges:

@@ -45,10 +45,7 @@ class ProgressFolder:
     period_s: float = 0.0
     """Time (s) before a task's first write and between two writes; 0 writes each report."""
     attempt: int = 0
-    """The number of the batch's attempt. For a merge, the time (ms since 1970) at which it began.
-
-    A task of an earlier attempt may still write after a later attempt began.
-    """
+    """The number of the batch's attempt, as late tasks may still write; for a merge, its start (ms since 1970)."""
 
     def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
         """Write how many records a task has read or, for a task named by `write_task`, a writer has written."""

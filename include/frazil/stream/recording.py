@@ -66,10 +66,7 @@ class Recording:
             self.recording_threads.add(self.lineage, storage=LINEAGE)
 
     def ended(self, error: BaseException | None, *, at_ms: int) -> None:
-        """Record that the writer has ended, with the error that ended it, if any.
-
-        Returns when the last entries are written, or after some seconds.
-        """
+        """Record that the writer has ended, and the error, if any. Waits some seconds at most for the last entries."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)

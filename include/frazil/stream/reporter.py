@@ -49,10 +49,7 @@ MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
 
 
 class Reporter:
-    """Writes the heartbeat file until the context ends. Emits events when stalls begin and end.
-
-    The writer's other threads inform the reporter through events and setters.
-    """
+    """Writes the heartbeat file until the context ends, and emits events when stalls begin and end."""
 
     def __init__(
         self, events: Events, *, fingerprint: str, folder: Path, limits: Limits, heartbeats: Heartbeats | None = None
@@ -200,10 +197,7 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the records of the current batch in a daemon thread: an unavailable storage takes long to fail.
-
-        If writers share the heartbeats' thread, the count is in the next heartbeat.
-        """
+        """Count the batch's records in a daemon thread, because an unavailable storage takes long to fail."""
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():

@@ -104,10 +104,7 @@ class StreamRoute:
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
-        """Return the batch's staging context with the routed tables added.
-
-        First tries again to load or create the routed tables for which this failed before.
-        """
+        """Return the staging context with the routed tables added. First retries those that could not be loaded."""
         if self.routed is None:
             return context
         self.routed.retry_absent(default_marker)
@@ -141,10 +138,7 @@ class StreamRoute:
             self.report()
 
     def report(self) -> None:
-        """Emit an event if tables are missing rows, or are no longer missing rows.
-
-        Raises RouteBehind if a table has been missing rows for longer than the route allows.
-        """
+        """Emit whether tables are missing rows. Raises RouteBehind if that has lasted longer than the route allows."""
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
             if self._reported:

@@ -85,10 +85,7 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether a foreign table has the name of a table that the template created or would create.
-
-    Raises the catalog's errors.
-    """
+    """Whether a foreign table has the name of one that the template would create. Raises the catalog's errors."""
     properties = tables.handle(target).current().properties
     is_named = spec.route is not None and target in spec.route.tables.values()
     if is_named or property_name(spec.name) in properties:
@@ -128,13 +125,6 @@ def _ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> str:
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
         "the table was replaced, or the stream was forgotten. Records that are read again would be written to "
         f"{target} a second time. To continue nevertheless: `frazil route {spec.name} --give-up {target}`"
-    )
-
-
-def _limit_message(limit: int) -> str:
-    return (
-        f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table in "
-        "route.tables; then replay its dead letters"
     )
 
 
@@ -195,10 +185,7 @@ class RoutedTables:
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the existing tables that cannot be loaded, even if the route no longer allows their values.
-
-        Rows for such a table wait for it. Otherwise they would be dead letters until a start can load the table.
-        """
+        """Keep existing tables that cannot be loaded: their rows wait, even if the route no longer allows the value."""
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
@@ -207,10 +194,7 @@ class RoutedTables:
         )
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the route values of the template's tables that the catalog no longer has.
-
-        Their rows wait for an operator's decision.
-        """
+        """Return the values of the template's tables that the catalog no longer has. An operator decides about them."""
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
         found = (member_of(self.tables, name) for name in names)
@@ -329,10 +313,7 @@ class RoutedTables:
             return None
 
     def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve the table to the declaration, record it as a member, and write its first marker if it has none.
-
-        Done before any file is staged for the table. Raises TableLost, AdoptionRequired and RouteBehind.
-        """
+        """Prepare an existing table for this epoch. Raises TableLost, AdoptionRequired and RouteBehind."""
         identifier = identifier_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
@@ -395,6 +376,10 @@ class RoutedTables:
         commit failed. Raises the catalog's errors for a table that commits atomically with the default table.
         """
         limit = self.route.limit
+        full = (
+            f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "
+            "in route.tables; then replay its dead letters"
+        )
         destinations = Destinations(
             by=self.route.by,
             name=self.route.name or "",
@@ -403,7 +388,7 @@ class RoutedTables:
             makes=self.route.template is not None,
             allow=self.route.allow,
             refused=dict(self.refused),
-            full=_limit_message(limit) if self.made >= limit else "",
+            full=full if self.made >= limit else "",
         )
         waits = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._made_values()

@@ -44,6 +44,8 @@ _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.
 def writer_properties(spec: StreamSpec) -> dict[str, str]:
     """Return the Spark properties of a stream's writer; `resources.spark` overrides them."""
     resources = spec.resources
+    # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
+    local = {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
     return {
         "spark.app.name": f"frazil {spec.name}",
         "spark.driver.memory": _megabytes(resources.driver_memory),
@@ -58,16 +60,13 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
-        **(_cluster_properties(resources) if resources.on_cluster else _local_properties(resources)),
+        **(_cluster_properties(resources) if resources.on_cluster else local),
         **resolve_all(resources.spark, os.environ),
     }
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM and return its Spark context.
-
-    Raises `EnvironmentUnusable` if the JVM does not start, or does not find its cluster.
-    """
+    """Start the JVM and return its Spark context. Raises `EnvironmentUnusable` if it cannot, or has no cluster."""
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
@@ -92,11 +91,6 @@ def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
     """Return the Python that runs tasks: `spark.pyspark.python` if set, else the package's, else the driver's."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
-
-
-def _local_properties(resources: Resources) -> dict[str, str]:
-    # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
-    return {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
 
 
 def _cluster_properties(resources: Resources) -> dict[str, str]:
@@ -153,10 +147,7 @@ MISSING = {
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot, which waits for the executors and starts their Python workers.
-
-    Raises EnvironmentUnusable if Python or frazil is missing there, or differs from the driver's.
-    """
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if Python or frazil is missing there, or differs."""
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
@@ -193,10 +184,7 @@ def _refusal(spec: StreamSpec, python: str, difference: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return the function that the probe's tasks run.
-
-    A nested function is pickled by value, so executors can load it even without frazil.
-    """
+    """Return the function of the probe's tasks. Nested, it is pickled by value, so executors do not need frazil."""
 
     def probe(_: Iterable[int]) -> Iterator[str]:
         import json  # noqa: PLC0415 - runs on the executor, without this module's imports

@@ -67,8 +67,7 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context once it exists, before the check of its executors, which may never come; None before that.
-        """
+        """The Spark context before its executors are checked, which may never come; None before it exists."""
 
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, unless it was started before. Returns a future of the context.

@@ -22,10 +22,7 @@ from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
 Sent = tuple[int, str | tuple[int, int, bytes]]
-"""An item that passes through a shuffle: the number of the receiving writer, and what it receives.
-
-The second value is either a reader's answer, or a `Parcel`'s task, row count and data.
-"""
+"""The number of the receiving writer, and a reader's answer or a `Parcel`'s task, row count and data."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +109,13 @@ class StageRows:
 
     def answer(self, plan: str) -> str:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
-        return json.dumps(self._answer(json.loads(plan)))
-
-    def _answer(self, plan: Mapping[str, Any]) -> dict[str, object]:
-        task = StageTask.from_json(plan)
+        task = StageTask.from_json(json.loads(plan))
         began = time.monotonic()
         try:
             result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index)))
         except (FrazilError, OSError) as error:
-            return self._answer_error(error)
-        return {"result": result.to_json(), "task_s": time.monotonic() - began}
+            return json.dumps(self._answer_error(error))
+        return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began})
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
         """Read the plans' records, before a shuffle. Yields the rows, each for a writer, and the tasks' answers.

@@ -41,10 +41,7 @@ MIN_COMMITS = 2
 INTERVALS = 3
 """Number of commit intervals without progress after which a writer is stalled. A healthy writer commits twice."""
 MIN_STALL_MS = 20_000
-"""Minimum time (ms) without progress after which a writer is stalled.
-
-On a busy host, a batch takes many commit intervals of a second. Spark needs up to 10 s to start a Python worker.
-"""
+"""Minimum time (ms) of a stall. On a busy host, Spark needs up to 10 s to start a Python worker."""
 GAP_MS = 30_000
 """Maximum time (ms) between two samples. After a longer gap, the machine slept, and the history begins again."""
 FIRST_ANSWER_MS = 60_000
@@ -147,10 +144,7 @@ class History:
 
 
 def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> History:
-    """Return the history with one more sample. After a gap between samples, the history begins again.
-
-    Samples in other phases than WORKING do not add to it.
-    """
+    """Return the history with one more sample. After a gap, it begins again. Phases other than WORKING add nothing."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING:
@@ -238,10 +232,7 @@ def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, st
 
 
 def _find_offset_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Find unread records without progress (rule 2).
-
-    Names the topic-partition that has waited longest; among equals, the one with the most unread records.
-    """
+    """Find unread records without progress (rule 2), and the topic-partition that has waited longest."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.still_ms:
         return None
@@ -360,10 +351,7 @@ class StallWatch:
         self._limits = self._declared.stretched(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """Return the stall at the sample's time; None without one.
-
-        While the writer takes over or stops, returns the previous result.
-        """
+        """Return the stall at the sample's time, if any; the previous result while the writer takes over or stops."""
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)

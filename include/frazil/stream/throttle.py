@@ -43,10 +43,7 @@ class Measure:
 
 
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
-    """Measure a table's metadata after a commit that took `commit_s` seconds.
-
-    Counts only snapshots of the branch `main`, as maintenance does. An open backfill branch would count them again.
-    """
+    """Measure the table's branch `main`. An open backfill branch would count its snapshots again."""
     main = list(ancestors(table.metadata))
     manifests = len(manifests_of(main[0], table.io)) if main else 0
     return Measure(len(main), manifests, commit_s, at_ms)
@@ -102,10 +99,7 @@ class Throttle:
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """Return the state after one more commit, whose measurement is `measure`.
-
-    The first commit, and a commit after a long pause, only begin the history.
-    """
+    """Return the state after one more commit. The first one, and one after a long pause, only begin the history."""
     lows = _lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
@@ -121,10 +115,7 @@ def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throt
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
-    """Return the lows of the last `SLICES` time slices, oldest first.
-
-    Drops slices in the future, which exist if the clock was set back.
-    """
+    """Return the lows of the last `SLICES` time slices, oldest first. Drops slices in the future (a clock set back)."""
     now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
     earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
     return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))

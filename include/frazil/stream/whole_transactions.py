@@ -38,10 +38,7 @@ SLICE = 20_000
 MAX_CLOCK_STEP = timedelta(minutes=10)
 """Maximum time by which the connector's clock may step back. The search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets before the position that a new writer searches for the last transaction.
-
-It searches if the marker does not name the transaction, because of an earlier version or a reset.
-"""
+"""Number of offsets to search for the last transaction, if the marker does not name it after a reset."""
 MAX_NAME_CHARACTERS = 200
 """Maximum number of characters of a table's name in messages."""
 WARN_S = 60.0
@@ -82,10 +79,7 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def listen(self) -> None:
-        """Read the ends of transactions, if records are held back.
-
-        Called before the ends of logs are fetched. So all events of these transactions precede the ends of the logs.
-        """
+        """Read ends of transactions, if records wait for one. Called before the ends of logs are fetched."""
         more = self._waits
         while more:
             more = self._read_ends()

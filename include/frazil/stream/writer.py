@@ -25,7 +25,7 @@ from frazil.commit.followers import Followers
 from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import MergeConfig, merge_config
+from frazil.commit.merging import merge_config
 from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
@@ -155,10 +155,7 @@ class Writer:
                 return self._epochs(parts)
 
     def _wait_for_topics(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until a topic matches the stream's pattern. Returns False if the writer is asked to end first.
-
-        Does not wait if the stream's table has its marker, because such a stream continues without a topic.
-        """
+        """Wait for a topic of the pattern, unless the table has a marker. Returns False if asked to end first."""
         if self.spec.source.topic_pattern is None:
             return True
         table = load_stream_table(self.spec)
@@ -218,6 +215,7 @@ class Writer:
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
+        run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
         tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
@@ -227,17 +225,13 @@ class Writer:
             ),
             align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
-            merging=self._merging(progress, emit),
+            merging=merge_config(self.spec, run, lambda: self.engine.parallelism),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
         reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
-
-    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> MergeConfig | None:
-        run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
-        return merge_config(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, while other streams may use this writer's slot. Returns whether to end."""

@@ -238,10 +238,7 @@ def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first.
-
-    A requested stop, or a user's change between two exits, ends the sequence.
-    """
+    """Return the latest exits without a commit, a requested stop or a user's change, newest first."""
     last = exits[-1]
     same = _same_declaration_as(last)
 

@@ -32,10 +32,7 @@ MAX_ATTEMPTS = 20
 
 
 class DesiredStore:
-    """Reads and writes the desired state of a stream. Each write builds on the newest state.
-
-    A shared application has no table, so its state is stored on this host alone.
-    """
+    """Reads and writes the desired state of a stream. Each write builds on the newest state."""
 
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
@@ -73,7 +70,8 @@ class DesiredStore:
     def _set(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
         for _ in range(MAX_ATTEMPTS):
             try:
-                before, own = self._before()
+                own, *others = [folder.read() for folder in self._folders]
+                before = _newest_state([own, *others])
             except SpecError:
                 # The lost generations were counted up from 0, so the clock exceeds them.
                 before, own = Desired(generation=clock.now_ms()), None
@@ -89,10 +87,6 @@ class DesiredStore:
             f"{self._name} was paused, resumed or restarted by another user at the same time: check its state and "
             "try again"
         )
-
-    def _before(self) -> tuple[Desired, Desired | None]:
-        own, *others = [folder.read() for folder in self._folders]
-        return _newest_state([own, *others]), own
 
     def _next_state(self, before: Desired, mode: DesiredMode, *, by: str, reason: str, restart: bool) -> Desired:
         now_ms = clock.now_ms()
@@ -179,10 +173,7 @@ def open_desired(spec: StreamSpec) -> DesiredStore:
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """Return a token that changes with `frazil reset`, `adopt`, and the table's schema or its acceptance.
-
-    Commits of other streams do not change the token.
-    """
+    """Return a token that changes with `frazil reset`, `adopt`, and the schema, but not with other streams' commits."""
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"

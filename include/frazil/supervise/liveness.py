@@ -38,10 +38,7 @@ def known_lag(heartbeat: Heartbeat) -> int | None:
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Whether a writer can no longer commit, because the stream has the newer epoch `epoch`.
-
-    False while the writer starts or takes over: its heartbeat does not have its new epoch yet.
-    """
+    """Whether a newer epoch exists, so that a writer cannot commit. False during its start, before it has an epoch."""
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
@@ -64,10 +61,7 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
 
 
 def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Restart a writer that exceeded its phase's time limit, or whose heartbeat is missing; otherwise None.
-
-    Neither a writer with a long backlog nor an idle one is hung.
-    """
+    """Restart a writer without progress or heartbeat for too long; else None. Neither a backlog nor idling counts."""
     heartbeat = observed.heartbeat
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)

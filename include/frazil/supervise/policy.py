@@ -24,10 +24,7 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum time (ms) without progress per phase.
-
-Each is well above the phase's own timeouts, such as two minutes for brokers and the catalog.
-"""
+"""Maximum time (ms) without progress per phase, well above its own timeouts, such as two minutes for brokers."""
 
 
 @dataclass(frozen=True, slots=True)

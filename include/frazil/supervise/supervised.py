@@ -54,10 +54,7 @@ class Program:
         generation: int,
         streams: tuple[str, ...],
     ) -> LaunchRequest:
-        """Build the request to launch the program with this process's Python.
-
-        `variables` are the environment variables that the declarations reference.
-        """
+        """Build the launch request for this process's Python. Declarations reference the `variables`."""
         python = sys.executable
         environment = writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
@@ -200,10 +197,7 @@ class SupervisedStream(Supervised):
 
 
 class SupervisedApplication(Supervised):
-    """Supervises a shared application, which itself supervises its streams' writers and handles their pauses.
-
-    A pause of the application is stored on its host.
-    """
+    """Supervises a shared application, whose pause is stored on its host. It supervises its streams' writers."""
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,10 +48,6 @@ class Step:
     at_ms: int = 0
 
 
-def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
-    return {}
-
-
 class Program(Protocol):
     def supervised(self, *, clock: Callable[[], int]) -> Supervised: ...
 
@@ -63,7 +59,7 @@ class Supervisor:
         self,
         program: Program,
         *,
-        connections: Connections = _no_connections,
+        connections: Connections = lambda _ids: {},
         launcher: Launcher | None = None,
         clock: Callable[[], int] = clock.now_ms,
     ) -> None:
@@ -87,10 +83,7 @@ class Supervisor:
         return self._step(act=False)
 
     def pause_for_user(self, *, by: str, reason: str) -> Step:
-        """Pause the program for a user, and ask the writer to stop, even if the pause cannot be stored.
-
-        Raises the catalog's errors.
-        """
+        """Pause the program and stop the writer, even if the pause cannot be stored. Raises the catalog's errors."""
         try:
             self._program.pause(by=by, reason=reason)
         finally:
@@ -129,14 +122,11 @@ class Supervisor:
             problem = None
             if act:
                 problem = self._carry_out(decision, observed, now_ms=now_ms)
-                self._record_history(decision, observed, problem, now_ms=now_ms)
+                launch_id = observed.launch.id if observed.launch else ""
+                subject = f"{decision.action} {decision.cause} {launch_id} {problem or ''}"
+                entry = history_entry(decision, observed.desired, problem, now_ms=now_ms)
+                self._supervision.record(entry, subject=subject, now_ms=now_ms)
             return Step(decision, observed, problem, self._read_log(), now_ms)
-
-    def _record_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
-        launch = observed.launch
-        subject = f"{decision.action} {decision.cause} {launch.id if launch else ''} {problem or ''}"
-        what = history_entry(decision, observed.desired, problem, now_ms=now_ms)
-        self._supervision.record(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
         """Save in the run folder that this supervisor is active, for its successor."""
