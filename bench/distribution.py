@@ -30,7 +30,7 @@ from bench.meter.process_tree import PeakMemory, SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, Shuffle, StageContext, StagedFile
 from frazil.spec.model import StreamSpec
-from frazil.stream.distribution import Recent, decide
+from frazil.stream.distribution import Recent, decide_distribution
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import spread
 from frazil.stream.progress import ProgressFolder
@@ -93,7 +93,7 @@ def measure(plans: Sequence[str], unpartitioned: StageContext, *, records: int, 
     with SparkEngine(spec) as engine:
         for _ in range(rounds + 1):  # the first warms up
             for declared in ("none", "hash"):
-                chosen = decide(
+                chosen = decide_distribution(
                     "none" if declared == "none" else "hash",
                     recent,
                     partitioned=True,

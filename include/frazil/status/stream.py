@@ -94,13 +94,13 @@ def _with_writer(
     if lag is None and marker is not None and view.in_full:
         lag, silent = (None, ROLLED_BACK) if known.rolled_back else _fetch_lag(spec, marker)
         problems += [silent] if silent else []
-    waits = bool(outage or silent or (stall and stall.kind is StallKind.OFFSETS))
+    is_waiting = bool(outage or silent or (stall and stall.kind is StallKind.OFFSETS))
     known = replace(
         known,
         writer=writer,
         lag=lag,
         in_transactions=heartbeat.in_transactions if heartbeat else 0,
-        backpressure_ms=heartbeat.backpressure_ms if heartbeat and not waits else None,
+        backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
         distribution=heartbeat.distribution if heartbeat else None,
         notices=_notices(spec, observed.writer),
@@ -190,8 +190,8 @@ def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
             check_no_gap(marker.offsets, first, stream=spec.name)
             read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
-            cut = find_cut(kafka, read, marker.leader_epochs, pause=lambda: None)
-            check_not_cut(read, cut, stream=spec.name)
+            truncated = find_cut(kafka, read, marker.leader_epochs, pause=lambda: None)
+            check_not_cut(read, truncated, stream=spec.name)
     except FrazilError as error:
         return None, f"{LAG_UNKNOWN}: {error_text(error)}"
     return count_unread(marker.offsets, first, ends), None

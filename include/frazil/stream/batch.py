@@ -50,7 +50,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.circuit_breaker import check_circuit_breaker
-from frazil.stream.distribution import Distribution, Recent, decide
+from frazil.stream.distribution import Distribution, Recent, decide_distribution
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import (
     MAX_NAMED,
@@ -314,8 +314,8 @@ class BatchRunner:
         """Evolve tables by the answers' schema drift. Returns whether a table now accepts more of the records."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
-            waits = self.route is not None and self.route.is_absent(target)
-            drift.setdefault("main" if waits else target, []).append(found)
+            is_absent = self.route is not None and self.route.is_absent(target)
+            drift.setdefault("main" if is_absent else target, []).append(found)
         has_evolved = False
         if drift:
             with catalog_errors(self.tables.main.catalog_name):
@@ -344,7 +344,7 @@ class BatchRunner:
         if self.recent is None or self.recent.spec_id != spec.spec_id:
             self.recent = self._read_recent(spec.spec_id)
         key = BatchKey(context.epoch, context.batch)
-        chosen = self.distribution = decide(
+        chosen = self.distribution = decide_distribution(
             self.spec.distribution,
             self.recent,
             partitioned=bool(spec.fields),

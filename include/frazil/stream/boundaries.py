@@ -47,8 +47,8 @@ class _Open:
 
     def before(self, run: _Run) -> list[tuple[str, str]]:
         """Return the other open transactions that precede this run in the source's log, with their positions."""
-        places = [place for place in self._at if is_after(run.position, place)]
-        return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
+        positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
+        return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
 
     def add(self, transaction: str, position: str | None) -> None:
         self._drop_position(transaction)

@@ -92,7 +92,7 @@ class Distribution:
         return self.shuffle is not None
 
 
-def decide(  # noqa: PLR0913 - the facts about one batch
+def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
     recent: Recent,
     *,
@@ -119,7 +119,7 @@ def decide(  # noqa: PLR0913 - the facts about one batch
 
 
 def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
+    shares = assign_writers({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
@@ -127,7 +127,9 @@ def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int
     return Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
 
 
-def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
+def assign_writers(
+    sizes: Mapping[PartitionKey, float], writers: int
+) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
     """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
 
     Uses McNaughton's wrap-around rule: the partitions are laid end to end, the largest first, and the line is divided

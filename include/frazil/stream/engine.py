@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Start workers for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the FrazilError that a task ended with."""
+        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the error that a task ended with."""
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """Map `work` over the plans of merge tasks, and return the answers in order. A task may run several plans."""
@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of `StageRows`. Raises the FrazilError that a task ended with."""
+    """Parse the answers of `StageRows`. Raises the error that a task ended with."""
     return tuple(_task_answer(parse_answer(answer)) for answer in answers)
 
 

@@ -54,17 +54,17 @@ class Slots:
 
         `on_wait` is called every second while the thread waits.
         """
-        if not self._take(cancelled, on_wait):
+        if not self._acquire(cancelled, on_wait):
             yield False
             return
-        mine = threading.get_ident()
-        self._holders.add(mine)
+        thread_id = threading.get_ident()
+        self._holders.add(thread_id)
         try:
             yield True
         finally:
-            if mine in self._holders:
-                self._holders.remove(mine)
-                self._give()
+            if thread_id in self._holders:
+                self._holders.remove(thread_id)
+                self._release()
 
     def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         """Release this thread's slot, call `wait`, and then queue for a slot again.
@@ -72,47 +72,47 @@ class Slots:
         Returns True if `cancelled` returns True meanwhile; the thread then has no slot. `on_wait` is called every
         second while the thread queues. If the thread had no slot, only `wait` is called.
         """
-        mine = threading.get_ident()
-        lent = mine in self._holders
+        thread_id = threading.get_ident()
+        lent = thread_id in self._holders
         if lent:
-            self._holders.remove(mine)
-            self._give()
+            self._holders.remove(thread_id)
+            self._release()
         wait()
         if cancelled():
             return True
         if lent:
-            if not self._take(cancelled, on_wait):
+            if not self._acquire(cancelled, on_wait):
                 return True
-            self._holders.add(mine)
+            self._holders.add(thread_id)
         return False
 
-    def _take(self, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        mine = threading.Event()
+    def _acquire(self, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
+        event = threading.Event()
         with self._lock:
             if self._free:
                 self._free -= 1
                 return True
-            self._waiting.append(mine)
+            self._waiting.append(event)
         try:
-            while not mine.wait(1.0):
+            while not event.wait(1.0):
                 on_wait()
-                if cancelled() and self._leave(mine):
+                if cancelled() and self._leave(event):
                     return False
         except BaseException:
-            if not self._leave(mine):
-                self._give()
+            if not self._leave(event):
+                self._release()
             raise
         return True
 
-    def _leave(self, mine: threading.Event) -> bool:
+    def _leave(self, event: threading.Event) -> bool:
         """Leave the queue. Returns False if a slot was already assigned."""
         with self._lock:
-            if mine.is_set():
+            if event.is_set():
                 return False
-            self._waiting.remove(mine)
+            self._waiting.remove(event)
             return True
 
-    def _give(self) -> None:
+    def _release(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()

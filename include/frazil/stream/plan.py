@@ -161,7 +161,7 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
     return max(1, files, min(in_time, policy.parallelism))
 
 
-def assign(
+def assign_tasks(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
     """Split the unread offsets into tasks of equal size, each with at most one range of a topic-partition."""

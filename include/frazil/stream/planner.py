@@ -29,7 +29,7 @@ from frazil.stream.plan import (
     BatchPolicy,
     PlannerReport,
     Position,
-    assign,
+    assign_tasks,
     batch_due,
     bounded_ends,
     read_rates,
@@ -175,7 +175,7 @@ class BatchPlanner:
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
-        planned = assign(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
+        planned = assign_tasks(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
         return tuple(task.to_json() for task in planned)
 
     def _poll(self, now: float) -> None:
@@ -188,13 +188,13 @@ class BatchPlanner:
         if self.whole:
             self.whole.listen()
         try:
-            cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
+            truncated = self.watch.poll(self.kafka, read, self.position.leader_epochs)
         except TopicMissing:
             self.described_at = float("-inf")  # the next poll describes the topics again
             raise
-        if cut and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
+        if truncated and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._describe(ends)
-        check_not_cut(read, cut, stream=self.settings.stream)
+        check_not_cut(read, truncated, stream=self.settings.stream)
         if self.whole:
             self._hold_back(self.whole, read)
         for tp, start in read.items():

@@ -28,7 +28,7 @@ def cluster_period_s(tasks: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RecordCounts:
     """The number of records that the tasks of one batch have read and written."""
 
     read: int = 0
@@ -63,13 +63,13 @@ class ProgressFolder:
         store = open_store(self.location, self.io)
         store.delete(file.path for file in store.list_files(self.location))
 
-    def merged(self, *, since: int) -> int:
+    def count_merged_rows(self, *, since: int) -> int:
         """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
         values = [value for task, value in self._values() if task.startswith(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)
 
-    def counted(self, *, epoch: int, batch: int) -> Counted:
+    def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
         """Return the number of records that the newest attempt of one batch has read and written so far."""
         read, written, newest = 0, 0, -1
         for task, value in self._values():
@@ -82,7 +82,7 @@ class ProgressFolder:
                 written += value["records"]
             else:
                 read += value["records"]
-        return Counted(read, written)
+        return RecordCounts(read, written)
 
     def _values(self) -> Iterator[tuple[str, dict[str, int]]]:
         store = open_store(self.location, self.io)

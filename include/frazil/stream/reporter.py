@@ -113,15 +113,15 @@ class Reporter:
                     self._staging_since_ms = None
                 elif phase is Phase.STAGING:
                     self._staging_since_ms = event.at_ms
-                self.phase(phase, key=key)
+                self.set_phase(phase, key=key)
             case EpochBegan(marker=marker) | RecordsSkipped(marker=marker):
                 # Records that retention deleted do not count as lag, because they can no longer be read.
-                self.committed(marker, at_ms=None)
+                self.set_marker(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
                 self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
-                self.committed(marker, at_ms=event.at_ms)
+                self.set_marker(marker, at_ms=event.at_ms)
             case ThrottleEvaluated(reason, stretch):
-                self.throttled(reason, stretch=stretch)
+                self.set_throttle(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
                 self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
             case OutageMet(sentence):
@@ -129,21 +129,21 @@ class Reporter:
             case TablesBehind(names=names, sentence=sentence):
                 self._change(outage=sentence if names else None)
             case NoticeGiven(sentence, replaces):
-                self.notice(sentence, replaces=replaces)
+                self.add_notice(sentence, replaces=replaces)
 
-    def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
+    def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """Set the writer's phase, and its batch if it has one."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
         self._change(phase=phase, outage=None, merged_rows=0, **at)
 
-    def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
+    def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
         """Set the location of the stream's table. `merges` is whether batches are merged into the table."""
         self._progress, self._merges = progress, merges
         self._change(table_location=location)
 
-    def committed(self, marker: Marker, *, at_ms: int | None) -> None:
+    def set_marker(self, marker: Marker, *, at_ms: int | None) -> None:
         """Set the new marker. `at_ms` is the time of the batch's commit; None after a take-over or skipped records."""
         with self._lock:
             self._marker = marker
@@ -155,13 +155,13 @@ class Reporter:
         with self._lock:
             self._report = report
 
-    def throttled(self, reason: str | None, *, stretch: float) -> None:
+    def set_throttle(self, reason: str | None, *, stretch: float) -> None:
         """Set the factor by which the commit interval is stretched, and the reason; None without pressure."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
-    def notice(self, sentence: str, *, replaces: str = "") -> None:
+    def add_notice(self, sentence: str, *, replaces: str = "") -> None:
         """Add a notice to the heartbeat. It replaces the notice `replaces`, if that is shown."""
         with self._lock:
             others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
@@ -218,10 +218,10 @@ class Reporter:
             return
         if progress and self._merges and state.phase in MERGE_PHASES:
             self._counted_at = time.monotonic()
-            self._set_merged_rows(state.phase, progress.merged(since=self._phase_since_ms))
+            self._set_merged_rows(state.phase, progress.count_merged_rows(since=self._phase_since_ms))
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
-            counted = progress.counted(epoch=state.epoch, batch=state.batch)
+            counted = progress.count_records(epoch=state.epoch, batch=state.batch)
             if counted.read > state.batch_records or counted.written > self._written:
                 self._written = counted.written
                 self._change(batch_records=counted.read)

@@ -390,10 +390,12 @@ class RoutedTables:
             refused=dict(self.refused),
             full=full if self.made >= limit else "",
         )
-        waits = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
+        waiting_layout = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._made_values()
         routed = {
-            target: waits if target in self.absent else self._try_layout(target, values.get(target), key) or waits
+            target: waiting_layout
+            if target in self.absent
+            else self._try_layout(target, values.get(target), key) or waiting_layout
             for target in sorted(set(self.targets.values()))
         }
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)

@@ -152,5 +152,5 @@ def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, in
         first, *rest = name.split(".")
         now = current_name(table, other_names.get(first)) or first
         found[".".join([now, *rest])] = unit
-    there = {*table.column_names}
-    return {name: unit for name, unit in found.items() if name in there}
+    columns = {*table.column_names}
+    return {name: unit for name, unit in found.items() if name in columns}

@@ -125,8 +125,8 @@ class WholeTransactions:
         if end <= self._scanned:
             return
         assert self._log is not None
-        for chunk, said in self.topics.events(tp, self._scanned, end):
-            for one, offset, ms in zip(said, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
+        for chunk, events in self.topics.events(tp, self._scanned, end):
+            for one, offset, ms in zip(events, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
                 if one.transaction:
                     self._add_event(tp, one, ms)
                 elif one.unmarked and not self._reported:
@@ -144,8 +144,8 @@ class WholeTransactions:
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
         """Return the last transaction before `start`, for a stream whose marker does not name it."""
         found = NO_TRANSACTION
-        for _, said in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
-            for one in said:
+        for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
+            for one in events:
                 found = LastTransaction(one.transaction, one.position) if one.transaction else found
         return found
 

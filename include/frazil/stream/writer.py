@@ -230,7 +230,7 @@ class Writer:
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
-        reporter.table(main.location(), progress, merges=tables.merging is not None)
+        reporter.set_table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
     def _wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:

@@ -25,7 +25,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.outage import retry_during_outage
 from frazil.stream.plan import Rates, join_ranges, read_rates, update_rates, write_rates
-from frazil.stream.progress import Counted, ProgressFolder
+from frazil.stream.progress import ProgressFolder, RecordCounts
 from frazil.stream.spark_engine import SparkEngine
 
 
@@ -202,7 +202,7 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
     counts = []
 
     def staged(*_: Any, **__: Any) -> Any:
-        counts.append(progress.counted(epoch=3, batch=1))
+        counts.append(progress.count_records(epoch=3, batch=1))
         progress.write("0", epoch=3, batch=1, records=90)
         if len(counts) == 1:
             raise CommitUnavailable("away")
@@ -210,7 +210,7 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchRunner, "stage", staged)
         runner._stage_through_outages(rest, key, rest, tasks=1)
-    assert counts == [Counted(), Counted()]
+    assert counts == [RecordCounts(), RecordCounts()]
 
 
 def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path):
@@ -218,10 +218,10 @@ def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path)
     again = dataclasses.replace(failed, attempt=1)
     for task in ("0", "2"):
         failed.write(task, epoch=3, batch=1, records=90)
-    assert failed.counted(epoch=3, batch=1) == Counted(180)
+    assert failed.count_records(epoch=3, batch=1) == RecordCounts(180)
     again.write("1", epoch=3, batch=1, records=5)
     failed.write("2", epoch=3, batch=1, records=95)
-    assert failed.counted(epoch=3, batch=1) == Counted(5)
+    assert failed.count_records(epoch=3, batch=1) == RecordCounts(5)
 
 
 def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):

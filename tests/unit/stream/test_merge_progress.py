@@ -65,7 +65,7 @@ class MergingWriter:
         self.progress = ProgressFolder(str(folder / "progress"), {})
         self.events = Events("s", log_event, clock_ms=lambda: self.now_ms)
         self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=Limits(60_000, 60_000))
-        self.reporter.table(str(folder), self.progress, merges=True)
+        self.reporter.set_table(str(folder), self.progress, merges=True)
         table = MadeTable(folder, SCHEMA, MergeRules(("id",)))
         for first in range(0, FILES * ROWS, ROWS):
             table.land([{"id": first + n, "value": 0} for n in range(ROWS)])
@@ -104,7 +104,7 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
 ):
     read: list[Decision | None] = []
     monkeypatch.setattr(merge_tasks, "check_wanted", lambda: read.append(writer.after(9)))
-    writer.reporter.phase(phase, key=BatchKey(1, 1))
+    writer.reporter.set_phase(phase, key=BatchKey(1, 1))
     (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert result.counts.updated == FILES
     assert writer.now_ms - BEGAN_MS > 3 * 60 * MINUTE_MS
@@ -119,17 +119,17 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
 
 
 def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter):
-    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
+    writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     assert writer.heartbeat().merged_rows == 0
     MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert writer.heartbeat().merged_rows >= FILES * ROWS + FILES
     writer.now_ms += 1
-    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 2))
+    writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 2))
     assert writer.heartbeat().merged_rows == 0, "what an earlier batch left does not count"
 
 
 def test_a_merge_that_begins_again_counts_again_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
-    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
+    writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     tries = [ProgressFolder(writer.progress.location, {}, attempt=BEGAN_MS + n) for n in range(2)]
     tries[0].write_merged(0, rows=500)
     assert writer.heartbeat().merged_rows == 500

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.stream.plan import BatchPolicy, Rates, assign, average_rates, batch_due, bounded_ends, task_count
+from frazil.stream.plan import BatchPolicy, Rates, assign_tasks, average_rates, batch_due, bounded_ends, task_count
 
 RATES = Rates(bytes_per_record=40.0, task_seconds_per_record=2e-6, overhead_s=1.0)
 POLICY = BatchPolicy(
@@ -79,7 +79,7 @@ def test_an_end_behind_the_position_reads_nothing():
 def test_tasks_cover_every_unread_offset_once(lags, tasks):
     start = {tp: begin for tp, (begin, _) in lags.items()}
     end = {tp: begin + lag for tp, (begin, lag) in lags.items()}
-    planned = assign(start, end, tasks=tasks)
+    planned = assign_tasks(start, end, tasks=tasks)
     assert len(planned) <= tasks
     assert all(task.ranges for task in planned)
     covered: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -100,7 +100,7 @@ def test_tasks_cover_every_unread_offset_once(lags, tasks):
 def test_tasks_are_equally_long_however_the_lag_is_spread(lags, tasks):
     start = {tp: begin for tp, (begin, _) in lags.items()}
     end = {tp: begin + lag for tp, (begin, lag) in lags.items()}
-    loads = [sum(r.end - r.start for r in task.ranges) for task in assign(start, end, tasks=tasks)]
+    loads = [sum(r.end - r.start for r in task.ranges) for task in assign_tasks(start, end, tasks=tasks)]
     assert not loads or max(loads) - min(loads) <= 1
 
 
