@@ -32,7 +32,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, shortened, writer_process
+from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, shorten_error, writer_process
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.desired import open_desired
@@ -504,9 +504,9 @@ def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
     words = (
         f"it is gone: {'x' * (MAX_ERROR_CHARACTERS - 40)} `frazil register shop.orders 's3://a bucket/of/a/long/name'`"
     )
-    assert shortened(words).endswith("x  ...")
-    assert shortened(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
-    assert shortened(f"`frazil status` {words}").startswith("`frazil status` it is gone")
+    assert shorten_error(words).endswith("x  ...")
+    assert shorten_error(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
+    assert shorten_error(f"`frazil status` {words}").startswith("`frazil status` it is gone")
 
 
 def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
