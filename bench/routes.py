@@ -187,7 +187,7 @@ class Bench:
             self.marker = self.committer.commit(journal)
         if self.route:
             with times.of("follow"):
-                self.route.decided()
+                self.route.commit_batch()
             assert not self.route.behind, self.route.followers.behind
         return len(journal.to_bytes())
 
@@ -195,7 +195,7 @@ class Bench:
         with times.of("context"):
             context = stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
             if self.route:
-                context = self.route.placed(context, key)
+                context = self.route.add_targets(context, key, self.marker)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
         with times.of("stage"), mock.patch.object(opened, "kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda _: None)

@@ -572,11 +572,11 @@ def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> No
     catalog = load_catalog(None)
     catalog.rename_table(A, "shop.elsewhere")
     for _ in range(2):
-        made.route.tried = 0.0
+        made.route.tried_at_s = 0.0
         made.route.follow()
     catalog.rename_table("shop.elsewhere", A)
     for _ in range(2):
-        made.route.tried = 0.0
+        made.route.tried_at_s = 0.0
         made.route.follow()
     reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
     assert reported == [{A}, {A}, frozenset()]
