@@ -18,10 +18,9 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import consecutive_crashes
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
 from frazil.supervise.liveness import fresh_heartbeat, known_lag
 from frazil.supervise.observed import Observed, error_name
-from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 CRASHES = 3

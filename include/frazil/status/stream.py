@@ -23,9 +23,9 @@ from frazil.status.derive import derive_from_decision, process_problems, promise
 from frazil.status.state import StreamState
 from frazil.status.table import TableView, error_text, read_table
 from frazil.supervise.decide import decide
+from frazil.supervise.decision import Policy
 from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced, known_lag
 from frazil.supervise.observed import Declared, Observed, Unreadable
-from frazil.supervise.policy import Policy
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"

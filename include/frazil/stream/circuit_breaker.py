@@ -42,7 +42,7 @@ def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal 
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
-        f"wrong, `frazil resume {stream} --accept` writes its records until now as dead letters, and `frazil reset "
+        f"wrong: `frazil resume {stream} --accept` writes its records until now as dead letters; `frazil reset "
         f"{stream} --to latest` skips the records that Kafka has now. First at {_first_locations(rejects)}. "
         + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _samples(rejects))
     )

@@ -188,10 +188,10 @@ class WholeTransactions:
         """Describe which transaction the records wait for, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
-                f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs. If the source's log began again (another server, a restored one) "
-                "within "
-                "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
+                f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
+                "that the connector runs. The source's log may have begun again (another or a restored server) within "
+                "an hour, or with a clock that is behind. Then remove envelope.transactions until the stream has "
+                "caught up"
             )
         return (
             f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "

@@ -39,10 +39,9 @@ from frazil.errors import (
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import counted
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
 from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
-from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 FIXED_BY_TABLE_CHANGE = frozenset(

@@ -6,9 +6,8 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import counted
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
 from frazil.supervise.observed import Observed
-from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000

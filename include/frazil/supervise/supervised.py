@@ -26,9 +26,9 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections as declared_connections
 from frazil.spec.references import environment_names
 from frazil.spec.yaml_file import read_mapping
+from frazil.supervise.decision import Policy
 from frazil.supervise.desired import DesiredStore, open_desired, table_fingerprint
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, Unreadable
-from frazil.supervise.policy import Policy
 from frazil.table.tables import load_stream_table
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]

@@ -35,10 +35,10 @@ from frazil.spec.load import load_stream
 from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, shorten_error, writer_process
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
+from frazil.supervise.decision import Policy
 from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.policy import Policy
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream

@@ -30,9 +30,9 @@ from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import stream_state
 from frazil.supervise.decide import decide
+from frazil.supervise.decision import Policy
 from frazil.supervise.desired import open_desired
 from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.policy import Policy
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 

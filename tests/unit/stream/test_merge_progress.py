@@ -31,10 +31,9 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import Limits
-from frazil.supervise.decision import Cause, Decision
+from frazil.supervise.decision import Cause, Decision, Policy
 from frazil.supervise.liveness import decide_hung
 from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.policy import Policy
 from tests.polling import eventually
 from tests.unit.merge.made_table import MadeTable
 

@@ -28,7 +28,7 @@ from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import Limits
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
-from frazil.supervise.policy import Policy
+from frazil.supervise.decision import Policy
 from tests.made_batches import MadeStream
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

@@ -174,7 +174,7 @@ def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics:
     reader.start, reader.whole.began = before.start, before.whole.last
     topics.log.append(Said("1", 1, f"{1:020}", ORDERS))  # which the connector sends again, and 2 soon after
     assert reader.settled() == reader.start
-    assert "has not come to transaction 2 again" in reader.whole.waits_for
+    assert "has not reached transaction 2 again" in reader.whole.waits_for
     topics.log.append(Said("2", 1, f"{2:020}", ORDERS))
     assert reader.settled() == len(topics.log)
     assert reader.whole.waits_for == ""

@@ -137,8 +137,8 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.status.derive import derive_from_decision, describe_state  # noqa: PLC0415
         from frazil.status.state import StreamState  # noqa: PLC0415
         from frazil.supervise.decide import decide  # noqa: PLC0415
+        from frazil.supervise.decision import Policy  # noqa: PLC0415
         from frazil.supervise.observed import Declared, Desired, Observed  # noqa: PLC0415
-        from frazil.supervise.policy import Policy  # noqa: PLC0415
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
