@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from frazil.clock import now_ms
 from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
@@ -165,18 +164,14 @@ class BatchPlanner:
                 return False
         return True
 
-    def plans(self, start: Position, end: Position) -> list[str]:
+    def plans(self, begin: Position, until: Position) -> list[str]:
         """Return the tasks of the batch between two positions, each as JSON text. An empty commit has no tasks."""
-        return [json.dumps(task) for task in self.tasks(start, end)]
-
-    def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
-        """Return the tasks of the batch between two positions as JSON values."""
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
-        planned = assign_tasks(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
-        return tuple(task.to_json() for task in planned)
+        tasks = assign_tasks(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
+        return [json.dumps(task.to_json()) for task in tasks]
 
     def _poll(self, now: float) -> None:
         ends = dict(self.ends)

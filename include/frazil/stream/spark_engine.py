@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -83,9 +82,7 @@ class SparkEngine:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._pool:
             if self._unchecked is not None and not self.start().done():
                 # The engine still waits for executors. Stopping the context ends this wait.

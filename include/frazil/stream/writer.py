@@ -138,19 +138,8 @@ class Writer:
                     return None
                 tables, progress = self._open(reporter, events.emit)
                 recording.opens(tables)
-            parts = EpochParts(
-                self.spec,
-                self.engine,
-                kafka,
-                tables,
-                progress,
-                folder,
-                events.emit,
-                reporter.set_planner_report,
-                hosting,
-                afterwards,
-                partial(self._wait_without_slot, events.emit),
-            )
+            report = reporter.set_planner_report
+            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, afterwards)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
 
@@ -221,7 +210,7 @@ class Writer:
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
-                wait=partial(self._wait_without_slot, emit), report=lambda sentence: emit(OutageMet(sentence))
+                wait=partial(self.wait_without_slot, emit), report=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
@@ -233,7 +222,7 @@ class Writer:
         reporter.set_table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
+    def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, while other streams may use this writer's slot. Returns whether to end."""
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.slots.lend(
@@ -245,8 +234,7 @@ class Writer:
 class EpochParts:
     """The objects that the epochs of one process share."""
 
-    spec: StreamSpec
-    engine: Engine
+    writer: Writer
     kafka: KafkaOffsets
     tables: StreamTables
     progress: ProgressFolder
@@ -254,11 +242,12 @@ class EpochParts:
     emit: Callable[[StreamEvent], None]
     set_planner_report: Callable[[PlannerReport | None], None]
     """Receives the planner's observations, and None when a new planner starts."""
-    hosting: Hosting
     afterwards: ExitStack
     """Holds callbacks that run after the engine has ended."""
-    wait: Callable[[float], object]
-    """Waits for seconds during an outage. Returns a true value if the writer is asked to end."""
+
+    @property
+    def spec(self) -> StreamSpec:
+        return self.writer.spec
 
 
 @dataclass(slots=True)
@@ -280,7 +269,7 @@ class Epoch:
     def run(self) -> Marker | None:
         """Run the epoch, and return the last marker; None if it was stopped before it took over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
-        slot = p.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
+        slot = p.writer.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
         with catalog_errors(p.tables.main.catalog_name), slot as admitted:
             if not admitted:
                 return None
@@ -290,11 +279,11 @@ class Epoch:
         late = 0
         while not self._is_over(runner):
             loop = BatchLoop(
-                p.engine,
+                p.writer.engine,
                 runner,
                 drain=self.goal is not None,
                 set_planner_report=p.set_planner_report,
-                hosting=p.hosting,
+                hosting=p.writer.hosting,
             )
             try:
                 loop.run(until=partial(self._is_over, runner, loop.is_left), wait=self.stopping.wait)
@@ -351,7 +340,7 @@ class Epoch:
             emit=p.emit,
             run_folder=p.folder,
             progress=p.progress,
-            wait=p.wait,
+            wait=partial(p.writer.wait_without_slot, p.emit),
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
         )

@@ -11,6 +11,7 @@ import pytest
 from frazil.commit.marker import LastTransaction
 from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import open_exchange
+from frazil.ingest.contract import StageTask
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
@@ -505,7 +506,7 @@ def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_bac
     end = world.after(1)
     assert world.kafka.requested == {TP0, TP1}
     assert (end.offsets[OLD], end.idle) == (100, {OLD})
-    ranges = [r for task in world.planner.tasks(start, end) for r in task["ranges"]]
+    ranges = [r for plan in world.planner.plans(start, end) for r in json.loads(plan)["ranges"]]
     assert {r["topic"] for r in ranges} == {"t"}
 
 
@@ -521,8 +522,8 @@ def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
     world.planner.settings = replace(world.planner.settings, topics=("t", "old"))
     world.planner.position = start = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset({OLD}))
     end = world.after(1)
-    (task,) = world.planner.tasks(start, end)
-    assert task["ranges"] == ({"topic": "old", "partition": 0, "start": 100, "end": 120},)
+    task = json.loads(*world.planner.plans(start, end))
+    assert task["ranges"] == [{"topic": "old", "partition": 0, "start": 100, "end": 120}]
     assert OLD not in end.idle
 
 
@@ -581,7 +582,8 @@ def test_an_empty_commit_has_no_plans(world: World):
 def test_the_plans_of_a_batch_are_its_tasks_alone_however_many_partitions_its_position_has(world: World):
     start, end = world.planner.position, Position({TP0: 5, TP1: 7})
     plans = [json.loads(plan) for plan in world.planner.plans(start, end)]
-    assert plans == json.loads(json.dumps(world.planner.tasks(start, end)))
+    assert sum(end - start for plan in plans for *_, start, end in map(dict.values, plan["ranges"])) == 12
+    assert plans == json.loads(json.dumps([StageTask.from_json(plan).to_json() for plan in plans]))
 
 
 def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World):
