@@ -74,7 +74,7 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.set_current(table)
-    marker = read_marker(table.properties, spec.name)
+    marker = read_marker(handle.current().properties, spec.name)
     if default_marker is None:
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
@@ -166,9 +166,7 @@ class RoutedTables:
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
-            self._in_parallel(
-                lambda name: self._try_table(name, None, lambda: self._prepare_declared(name, default_marker)), declared
-            )
+            self._in_parallel(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._find_made(default_marker)
             self._keep_unread(default_marker)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
@@ -200,8 +198,14 @@ class RoutedTables:
         found = (member_of(self.tables, name) for name in names)
         return [m.value for m in found if m is not None and m.value is not None and route_includes(self.spec, m)]
 
-    def _prepare_declared(self, identifier: Target, default_marker: Marker) -> None:
-        self._follow(self._load_or_create_table(identifier, None), None, default_marker)
+    def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
+        def prepare() -> None:
+            if value is None:
+                self._follow(self._load_or_create_table(target, None), None, default_marker)
+            else:
+                self._create_for_value(value, default_marker)
+
+        self._try_table(target, value, prepare)
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
         """Return the table. Creates it if it never existed; raises TableLost if it was dropped."""
@@ -243,17 +247,9 @@ class RoutedTables:
         """Try again to load or create the tables in `absent`, unless rows wait for them."""
         values = self._made_values()
 
-        def retry(target: Target) -> None:
-            value = values.get(target)
-            action = (
-                (lambda: self._prepare_declared(target, default_marker))
-                if value is None
-                else (lambda: self._create_for_value(value, default_marker))
-            )
-            self._try_table(target, value, action)
-
+        absent = [target for target in sorted(self.absent) if target not in self.behind]
         with catalog_errors(self.catalog.name):
-            self._in_parallel(retry, [target for target in sorted(self.absent) if target not in self.behind])
+            self._in_parallel(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
     def _made_values(self) -> dict[Target, str]:
         """Map each table that the template creates to its route value."""
@@ -287,7 +283,7 @@ class RoutedTables:
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
-        self._try_table(identifier, value, lambda: self._create_for_value(value, default_marker))
+        self._try_prepare(identifier, value, default_marker)
         if identifier in self.absent:
             self.targets[value] = identifier
 
@@ -324,7 +320,7 @@ class RoutedTables:
             self._members.add(identifier)
         handle = self.tables.handle(identifier)
         handle.set_current(table)
-        marker = read_marker(table.properties, self.spec.name)
+        marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # A replay may run while a writer does, which may have committed to the default table since.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
