@@ -173,7 +173,7 @@ def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
 class Swept(BatchRunner):
     """Its files are gone when it comes to journal them."""
 
-    def staged(self, *_: Any, **__: Any) -> Any:
+    def stage(self, *_: Any, **__: Any) -> Any:
         raise FileNotFoundError("00000-0.parquet")
 
 

@@ -93,8 +93,8 @@ def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
         _decide_shuffle=lambda *_, **__: shuffle,
         _journal=lambda *_: None,
         progress=ProgressFolder("/progress", {}),
-        _evolved=lambda *_: False,
+        _evolve_tables=lambda *_: False,
     )
     runner._stage_once = partial(BatchRunner._stage_once, runner)
-    answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
+    answers, _ = BatchRunner.stage(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
     assert (seen, len(answers)) == ([shuffle, None], 1)

@@ -28,7 +28,7 @@ def said(text: str) -> str:
 def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
     words = said(GIVEN_UP.format(executor="driver", why=CRASHED))
     assert words.startswith(
-        "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave its task up after 4 tries."
+        "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave up its task after 4 attempts."
     )
     assert "memory ran out" in words
 
