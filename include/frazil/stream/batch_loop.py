@@ -72,7 +72,7 @@ class BatchLoop:
                             return
                         planner.record_queue_time(time.monotonic() - due)
                         plans = planner.plans(position, end)
-                        with observed(planner):
+                        with poll_during_batch(planner):
                             self.runner.run(partial(self.engine.run, plans), end, tasks=len(plans))
                         self.commits += 1
                     position = end
@@ -84,7 +84,7 @@ class BatchLoop:
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
-    def is_left(self, tp: TopicPartition) -> bool:
+    def stays_unread(self, tp: TopicPartition) -> bool:
         """Whether remaining records stay unread: the topic was deleted, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
@@ -149,7 +149,7 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 
 
 @contextmanager
-def observed(planner: BatchPlanner) -> Iterator[None]:
+def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
     """Let the planner poll the brokers in a thread while a batch runs. The thread is not joined."""
     done = threading.Event()
 

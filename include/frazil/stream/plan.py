@@ -112,7 +112,7 @@ def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
     return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
 
 
-def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
+def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
     """Decide whether to start a batch now.
 
     A batch starts if it is large enough, or if a later start would commit its oldest record after the commit interval.
@@ -138,7 +138,7 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
     return BatchDecision(False, f"{oldest}, due at {deadline_s:.1f} s")
 
 
-def bounded_ends(
+def limit_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
     """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
@@ -165,21 +165,21 @@ def assign_tasks(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
     """Split the unread offsets into tasks of equal size, each with at most one range of a topic-partition."""
-    return spread(
+    return split_ranges(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
         tasks=tasks,
     )
 
 
-def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
+def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
     """Split the ranges, laid end to end, into `tasks` tasks whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
-    pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
+    pieces = [list(_part_of_ranges(ranges, a, b)) for a, b in pairwise(edges)]
     return tuple(StageTask(index, tuple(piece)) for index, piece in enumerate(filter(None, pieces)))
 
 
-def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
+def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
     """Yield the part `[low, high)` of the ranges, counted as if they were laid end to end."""
     at = 0
     for r in ranges:

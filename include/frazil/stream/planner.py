@@ -29,8 +29,8 @@ from frazil.stream.plan import (
     PlannerReport,
     Position,
     assign_tasks,
-    batch_due,
-    bounded_ends,
+    decide_batch,
+    limit_ends,
     read_rates,
     task_count,
 )
@@ -124,7 +124,7 @@ class BatchPlanner:
             if self.poll_error is not None:
                 raise self.poll_error
             now = self.clock()
-            return self._decide(now) if self._poll_if_due(now) else self.position
+            return self._choose_position(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
         """Poll Kafka while a batch runs, so that the lag is known. `next_position` raises the errors later."""
@@ -191,7 +191,7 @@ class BatchPlanner:
             self._describe(ends)
         check_not_cut(read, truncated, stream=self.settings.stream)
         if self.whole:
-            self._hold_back(self.whole, read)
+            self._limit_to_whole_transactions(self.whole, read)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
                 # A new record may have arrived right after the last poll.
@@ -206,7 +206,7 @@ class BatchPlanner:
         waiting = self.watch.in_transactions()
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
-    def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
+    def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
         """Let the log end before the first source transaction that has not ended. Raises SpecError for several logs."""
         if len(read) > 1:
             raise SpecError(
@@ -236,7 +236,7 @@ class BatchPlanner:
         except TopicRecreated as error:
             now = found.identity.topic_ids
             made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
-            raise TopicRecreated(f"{error}{self._unread(made_again, ends)}") from error
+            raise TopicRecreated(f"{error}{self._unread_sentence(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
         self.polls += 1
@@ -264,10 +264,10 @@ class BatchPlanner:
                 continue
             self.absent[topic] = polls = self.absent.get(topic, 0) + 1
             if polls == 1:
-                unread = self._forget(topic)
+                unread = self._forget_topic(topic)
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
-    def _forget(self, topic: str) -> int:
+    def _forget_topic(self, topic: str) -> int:
         """Discard the known log ends of a deleted topic. Returns how many known records were not read."""
         unread = 0
         for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
@@ -276,7 +276,7 @@ class BatchPlanner:
             self.first_seen.pop(tp, None)
         return unread
 
-    def _unread(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
+    def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
         """Return a sentence about the unread records that these topics had before `ends`; empty without any."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
@@ -296,19 +296,19 @@ class BatchPlanner:
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
             if isinstance(error, TopicMissing):
-                raise TopicMissing(f"{error}{self._unread(self.settings.topics, self.ends)}") from error
+                raise TopicMissing(f"{error}{self._unread_sentence(self.settings.topics, self.ends)}") from error
             raise error
 
-    def _decide(self, now: float) -> Position:
+    def _choose_position(self, now: float) -> Position:
         policy = self.settings.policy
         offsets = self.position.offsets
         unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
         rates = read_rates(self._exchange)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
-        due = batch_due(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
-        idle = self._idle(now)
+        due = decide_batch(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
+        idle = self._idle_partitions(now)
         if due.now:
-            end = bounded_ends(offsets, self.ends, max_records=policy.max_records)
+            end = limit_ends(offsets, self.ends, max_records=policy.max_records)
             if self.whole:
                 end = {tp: max(offsets[tp], self.whole.at) if tp in self._read_offsets() else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
@@ -336,7 +336,7 @@ class BatchPlanner:
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)
 
-    def _idle(self, now: float) -> frozenset[TopicPartition]:
+    def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
         """Return the partitions without unread records for the idle timeout.
 
         Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction

@@ -30,7 +30,7 @@ Fate = Literal["row", "dropped", "dead letter", "no change"]
 
 
 @dataclass(frozen=True, slots=True)
-class Previewed:
+class PreviewedRecord:
     """One record, and whether it would become rows, a dead letter, or neither."""
 
     topic: str
@@ -41,7 +41,7 @@ class Previewed:
     error: str = ""
 
 
-def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
+def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     """Preview the newest `limit` records, by topic, partition and offset. Raises SpecError and Kafka's errors."""
     context, schema = _context(spec)
     ranges = _newest_ranges(spec, limit)
@@ -49,7 +49,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
         return []
     protect = Protector(context) if context.sensitive else None
     shape = Shaper(context, schema, ranges, decode=open_decoder(context, schema), protect=protect)
-    found: list[Previewed] = []
+    found: list[PreviewedRecord] = []
     with kafka_reader(kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
             tries = narrowed(
@@ -58,7 +58,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
             )
             for start, _, tried in tries:
                 found += (
-                    [_unwritable(chunk, start, ranges, speakable(tried, context))]
+                    [_preview_unwritable(chunk, start, ranges, speakable(tried, context))]
                     if isinstance(tried, Exception)
                     else tried
                 )
@@ -86,7 +86,7 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
 
 def _preview_chunk(
     chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
-) -> Iterator[Previewed]:
+) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
     rejections = protect.masked(shaped.rejections) if protect else shaped.rejections
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
@@ -98,12 +98,12 @@ def _preview_chunk(
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
         fate: Fate = "row" if index in rows else "dead letter" if index in errors else "no change"
         fate = "dropped" if index in dropped else fate
-        yield Previewed(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
+        yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
 
 
-def _unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> Previewed:
+def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
     of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
-    return Previewed(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
+    return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
 
 
 def _row_dicts(rows: pa.Table) -> list[dict[str, Any]]:

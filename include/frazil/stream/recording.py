@@ -52,7 +52,7 @@ class Recording:
     lineage: StreamLineage | None
     recording_threads: RecordingThreads
 
-    def opens(self, tables: StreamTables) -> None:
+    def start(self, tables: StreamTables) -> None:
         """Start to record, once the tables exist. The history is written with the main table's latest credentials."""
         main = tables.main
         table = main.current()
@@ -65,7 +65,7 @@ class Recording:
             self.lineage.opens(lambda: open_existing_catalog(catalog).load_table(identifier))
             self.recording_threads.add(self.lineage, storage=LINEAGE)
 
-    def ended(self, error: BaseException | None, *, at_ms: int) -> None:
+    def finish(self, error: BaseException | None, *, at_ms: int) -> None:
         """Record that the writer has ended, and the error, if any. Waits some seconds at most for the last entries."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
@@ -89,10 +89,10 @@ def record_events(spec: StreamSpec, events: Events, recording_threads: Recording
     try:
         yield recording
     except BaseException as error:
-        recording.ended(error, at_ms=events.clock_ms())
+        recording.finish(error, at_ms=events.clock_ms())
         raise
     else:
-        recording.ended(None, at_ms=events.clock_ms())
+        recording.finish(None, at_ms=events.clock_ms())
 
 
 def _lineage(spec: StreamSpec) -> StreamLineage | None:

@@ -102,7 +102,7 @@ class Reporter:
         else:
             self._heartbeats.remove(self)
         text = f"{type(error).__name__}: {error}" if error else None
-        self._change(phase=Phase.ENDED, error=text)
+        self._update(phase=Phase.ENDED, error=text)
         self._write()
 
     def take(self, event: Event) -> None:
@@ -118,16 +118,16 @@ class Reporter:
                 # Records that retention deleted do not count as lag, because they can no longer be read.
                 self.set_marker(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
-                self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
+                self._update(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
                 self.set_marker(marker, at_ms=event.at_ms)
             case ThrottleEvaluated(reason, stretch):
                 self.set_throttle(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
-                self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
+                self._update(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
             case OutageMet(sentence):
-                self._change(outage=sentence)
+                self._update(outage=sentence)
             case TablesBehind(names=names, sentence=sentence):
-                self._change(outage=sentence if names else None)
+                self._update(outage=sentence if names else None)
             case NoticeGiven(sentence, replaces):
                 self.add_notice(sentence, replaces=replaces)
 
@@ -136,19 +136,19 @@ class Reporter:
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
-        self._change(phase=phase, outage=None, merged_rows=0, **at)
+        self._update(phase=phase, outage=None, merged_rows=0, **at)
 
     def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
         """Set the location of the stream's table. `merges` is whether batches are merged into the table."""
         self._progress, self._merges = progress, merges
-        self._change(table_location=location)
+        self._update(table_location=location)
 
     def set_marker(self, marker: Marker, *, at_ms: int | None) -> None:
         """Set the new marker. `at_ms` is the time of the batch's commit; None after a take-over or skipped records."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
-        self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
+        self._update(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def set_planner_report(self, report: PlannerReport | None) -> None:
         """Set the planner's last observation; None when a new planner starts."""
@@ -167,7 +167,7 @@ class Reporter:
             others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
             self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
-    def _change(self, **values: object) -> None:
+    def _update(self, **values: object) -> None:
         with self._lock:
             self._state = dataclasses.replace(self._state, advanced_at_ms=self._clock_ms(), **values)  # type: ignore[arg-type]
         self._wake.set()
@@ -187,7 +187,7 @@ class Reporter:
         self._wake.clear()
         self._count_records()
         self._evaluate_backpressure()
-        self._evaluate()
+        self._update_stall()
         self._write()
         self._rotate_log()
 
@@ -224,14 +224,14 @@ class Reporter:
             counted = progress.count_records(epoch=state.epoch, batch=state.batch)
             if counted.read > state.batch_records or counted.written > self._written:
                 self._written = counted.written
-                self._change(batch_records=counted.read)
+                self._update(batch_records=counted.read)
 
     def _set_merged_rows(self, phase: Phase, rows: int) -> None:
         """Set the number of merged rows. A merge that restarts counts from 0 again, which is progress too."""
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
         if is_new:
-            self._change(merged_rows=rows)
+            self._update(merged_rows=rows)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
@@ -245,7 +245,7 @@ class Reporter:
             if beyond_ms > self._state.backpressure_ms:
                 self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
-    def _evaluate(self) -> None:
+    def _update_stall(self) -> None:
         """Update the heartbeat's lag and stall from the marker and the planner's report."""
         # Read all under one lock: with a phase older than the report, later records would count for the batch.
         with self._lock:

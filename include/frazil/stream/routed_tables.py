@@ -167,13 +167,13 @@ class RoutedTables:
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
             self._in_parallel(lambda name: self._try_prepare(name, None, default_marker), declared)
-            self._find_made(default_marker)
+            self._load_made_tables(default_marker)
             self._keep_unread(default_marker)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
     @property
-    def made(self) -> int:
+    def made_count(self) -> int:
         """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
@@ -201,7 +201,7 @@ class RoutedTables:
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
         def prepare() -> None:
             if value is None:
-                self._follow(self._load_or_create_table(target, None), None, default_marker)
+                self._prepare_table(self._load_or_create_table(target, None), None, default_marker)
             else:
                 self._create_for_value(value, default_marker)
 
@@ -255,10 +255,10 @@ class RoutedTables:
         """Map each table that the template creates to its route value."""
         return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
-    def _find_made(self, default_marker: Marker) -> None:
+    def _load_made_tables(self, default_marker: Marker) -> None:
         """Load the tables that the template created, whose property has the route value, and add them to `targets`."""
 
-        def found(identifier: str) -> None:
+        def load_made(identifier: str) -> None:
             try:
                 table = self._load(identifier)
             except Exception as error:  # catalogs' clients raise anything; its member record has the table's value
@@ -270,14 +270,14 @@ class RoutedTables:
             )
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
-                self._try_table(identifier, value, lambda: self._follow(table, value, default_marker))
+                self._try_table(identifier, value, lambda: self._prepare_table(table, value, default_marker))
 
-        self._in_parallel(found, tables_named_like(self.catalog, self.route))
+        self._in_parallel(load_made, tables_named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new route values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
-        new = new[: max(0, self.route.limit - self.made)]
+        new = new[: max(0, self.route.limit - self.made_count)]
         with catalog_errors(self.catalog.name):
             self._in_parallel(lambda value: self._try_create(value, default_marker), new)
 
@@ -298,7 +298,7 @@ class RoutedTables:
                 "route.tables"
             )
             return
-        self._follow(table, value, default_marker)
+        self._prepare_table(table, value, default_marker)
         self.targets[value] = identifier
         log.info("created table %s for the value %r", identifier, value)
 
@@ -308,7 +308,7 @@ class RoutedTables:
         except NoSuchTableError:
             return None
 
-    def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
+    def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Prepare an existing table for this epoch. Raises TableLost, AdoptionRequired and RouteBehind."""
         identifier = identifier_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
@@ -384,7 +384,7 @@ class RoutedTables:
             makes=self.route.template is not None,
             allow=self.route.allow,
             refused=dict(self.refused),
-            full=full if self.made >= limit else "",
+            full=full if self.made_count >= limit else "",
         )
         waiting_layout = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._made_values()

@@ -75,7 +75,7 @@ class Limits:
     def gap_ms(self) -> int:
         return max(GAP_MS, self.interval_ms)
 
-    def stretched(self, stretch: float) -> Limits:
+    def with_stretch(self, stretch: float) -> Limits:
         """Return the limits for a commit interval that throttling has stretched by this factor."""
         return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
 
@@ -216,7 +216,7 @@ def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, st
     if sample.at_ms - since_ms < (limits.still_ms if answered else max(limits.still_ms, FIRST_ANSWER_MS)):
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", most of them in {_name(largest)}" if largest else ""
+    where = f", most of them in {_partition_name(largest)}" if largest else ""
     seen = (
         f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
@@ -225,9 +225,9 @@ def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, st
     return Stall(
         StallKind.OFFSETS,
         since_ms,
-        _name(largest) if largest else None,
-        f"Kafka has not answered the planner since {_since(since_ms, sample)}, so no batch starts ({seen}). "
-        f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart(stream)}",
+        _partition_name(largest) if largest else None,
+        f"Kafka has not answered the planner since {_since_text(since_ms, sample)}, so no batch starts ({seen}). "
+        f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart_remedy(stream)}",
     )
 
 
@@ -241,16 +241,16 @@ def _find_offset_stall(history: History, sample: Sample, *, limits: Limits, stre
     return Stall(
         StallKind.OFFSETS,
         wait.progress_at_ms,
-        _name(tp),
-        f"{_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
+        _partition_name(tp),
+        f"{_partition_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
         f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
-        f"progress towards a commit since {_since(wait.progress_at_ms, sample)}: {why}. {do}",
+        f"progress towards a commit since {_since_text(wait.progress_at_ms, sample)}: {why}. {do}",
     )
 
 
 def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
     """Return why unread records are not committed, as far as the writer knows, and what to do."""
-    restart = _restart(stream)
+    restart = _restart_remedy(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
         why = f"batch {sample.batch} reads the records again that batch {wait.first_batch} did not commit"
         return why, "See writer.log for the outcome of that commit"
@@ -267,7 +267,7 @@ def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[s
     return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
 
 
-def _restart(stream: str) -> str:
+def _restart_remedy(stream: str) -> str:
     how = f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
     return f"{how} starts again at the table's position without losing anything"
 
@@ -284,9 +284,9 @@ def _find_open_transaction(history: History, sample: Sample, *, limits: Limits) 
     return Stall(
         StallKind.TRANSACTION,
         since_ms,
-        _name(tp),
-        f"{_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} cannot be "
-        f"read since {_since(since_ms, sample)}: {do}",
+        _partition_name(tp),
+        f"{_partition_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} "
+        f"cannot be read since {_since_text(since_ms, sample)}: {do}",
     )
 
 
@@ -309,9 +309,9 @@ def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -
     return Stall(
         StallKind.WATERMARK,
         since_ms,
-        _name(tp),
-        f"{_name(tp)} holds the watermark back{others}: commits advance the offsets, but the watermark {at} since "
-        f"{_since(since_ms, sample)}: {why}. {do}",
+        _partition_name(tp),
+        f"{_partition_name(tp)} holds the watermark back{others}: commits advance the offsets, but the watermark {at} "
+        f"since {_since_text(since_ms, sample)}: {why}. {do}",
     )
 
 
@@ -330,11 +330,11 @@ def _explain_watermark_stall(
     return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
 
 
-def _since(since_ms: int, sample: Sample) -> str:
+def _since_text(since_ms: int, sample: Sample) -> str:
     return f"{utc(since_ms)} ({ago(sample.at_ms - since_ms)})"
 
 
-def _name(tp: TopicPartition) -> str:
+def _partition_name(tp: TopicPartition) -> str:
     return f"{tp[0]}-{tp[1]}"
 
 
@@ -348,7 +348,7 @@ class StallWatch:
 
     def stretch(self, stretch: float) -> None:
         """Set the factor by which the commit interval is stretched."""
-        self._limits = self._declared.stretched(stretch)
+        self._limits = self._declared.with_stretch(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
         """Return the stall at the sample's time, if any; the previous result while the writer takes over or stops."""

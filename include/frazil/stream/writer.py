@@ -137,7 +137,7 @@ class Writer:
                 if not self.engine.ready(self.stopping.is_set):
                     return None
                 tables, progress = self._open(reporter, events.emit)
-                recording.opens(tables)
+                recording.start(tables)
             report = reporter.set_planner_report
             parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, afterwards)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
@@ -286,7 +286,7 @@ class Epoch:
                 hosting=p.writer.hosting,
             )
             try:
-                loop.run(until=partial(self._is_over, runner, loop.is_left), wait=self.stopping.wait)
+                loop.run(until=partial(self._is_over, runner, loop.stays_unread), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -301,9 +301,9 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _is_over(self, runner: BatchRunner, is_left: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
+    def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         behind = runner.route is not None and runner.route.behind
-        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
+        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, stays_unread))
 
     def _begin(self) -> BatchRunner:
         """Take over the stream, and commit or discard every earlier batch. Returns the runner of new batches."""
@@ -376,7 +376,7 @@ class Epoch:
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
 
-    def _caught_up(self, marker: Marker, is_left: Callable[[TopicPartition], bool]) -> bool:
+    def _caught_up(self, marker: Marker, stays_unread: Callable[[TopicPartition], bool]) -> bool:
         return self.goal is not None and all(
-            marker.offsets.get(tp, 0) >= end or is_left(tp) for tp, end in self.goal.items()
+            marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items()
         )

@@ -178,7 +178,7 @@ def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, p
     cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
     wait_ms = policy.backoff_ms(len(row))
     lived = ago(exit_.ended_at_ms - exit_.started_at_ms)
-    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeated(row)}{message}"
+    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(row)}{message}"
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
@@ -219,7 +219,7 @@ def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy:
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
     reason = (
-        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeated(row)}, although it committed with the "
+        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(row)}, although it committed with the "
         f"same credentials before; last error: {exit_.error or 'none'}"
     )
     if now_ms < due_ms <= now_ms + wait_ms:
@@ -306,7 +306,7 @@ def _request_text(what: str, desired: Desired, *, now_ms: int) -> str:
     return f"{what} by {desired.by or 'an unknown user'} {ago(now_ms - desired.at_ms)} ago{why}"
 
 
-def _repeated(exits: list[ExitRecord]) -> str:
+def _repeat_text(exits: list[ExitRecord]) -> str:
     return f", {len(exits)} times in a row" if len(exits) > 1 else ""
 
 

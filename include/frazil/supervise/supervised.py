@@ -119,7 +119,7 @@ class Supervised(ABC):
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
         """Build the request to launch the writer. Raises SpecError."""
 
-    def launched(self) -> None:  # noqa: B027 - only a stream has a table
+    def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
         """Notify that a writer was launched, which may create a missing table."""
 
     def history(self) -> HistoryStore | None:
@@ -171,7 +171,7 @@ class SupervisedStream(Supervised):
             streams=(self.name,),
         )
 
-    def launched(self) -> None:
+    def on_launch(self) -> None:
         self._table.forget()
 
     def history(self) -> HistoryStore | None:

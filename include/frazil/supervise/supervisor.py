@@ -176,7 +176,7 @@ class Supervisor:
             launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
-        self._program.launched()
+        self._program.on_launch()
         self._log_position = LogPosition(launch.id, 0)
         return None
 

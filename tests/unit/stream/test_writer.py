@@ -67,7 +67,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
                     self.commits = outcome
                     raise PythonStartTimeout("too busy")
 
-            def is_left(self, _: object) -> bool:
+            def stays_unread(self, _: object) -> bool:
                 return False
 
         def begin(_: Epoch) -> Any:
