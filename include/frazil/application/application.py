@@ -33,7 +33,7 @@ from frazil.host.writer_log import rotate_full
 from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_valid import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
-from frazil.stream.hosting import PLANNED_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
+from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import WriterAction
 from frazil.supervise.observed import Declared, Removed, Unreadable
@@ -313,7 +313,7 @@ def shared_hosting(
         foldings=foldings,
         telemetry=telemetry or Telemetry(),
         slots=Slots(batches),
-        planned_s=PLANNED_S,
+        max_polling_s=MAX_POLLING_S,
     )
 
 

@@ -52,7 +52,7 @@ class BatchLoop:
         """
         self.planner = planner = self._planner()
         position = planner.position
-        interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.planned_s)
+        interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
         try:
             # Waits for Spark to start. Until then the planner is not polled, so its silence is not a stall.
             self.engine.check()
@@ -109,7 +109,7 @@ class BatchLoop:
     def _settings(self) -> PlannerSettings:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
-        polling_s = planning_interval_s(interval_s, max_s=self.hosting.planned_s)
+        polling_s = planning_interval_s(interval_s, max_s=self.hosting.max_polling_s)
         # Batches start earlier by the polling interval, because a record may wait that long before it is seen.
         early_s = polling_s if polling_s > POLL_S else 0.0
         return PlannerSettings(

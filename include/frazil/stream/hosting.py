@@ -32,9 +32,11 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 HEARTBEAT_INTERVAL_S = 3.0
 """Interval (s) of heartbeats that a shared thread sends. Readers consider a heartbeat stale after ten seconds."""
-PLANNED_S = 5.0
+MAX_POLLING_S = 5.0
 """Maximum polling interval (s) of each planner if a process has many writers."""
-FOLD_S = 600.0
+FOLD_INTERVAL_S = 600.0
+PAUSE_S = 1.0
+"""Pause (s) after each folded object, so that folding years of records does not slow batches down."""
 
 
 class Slots:
@@ -194,7 +196,7 @@ class Foldings:
 
     def add(self, fold: Callable[[], object]) -> None:
         """Call `fold` every ten minutes, first in ten minutes: a starting writer has more urgent work."""
-        self._due_s[fold] = time.monotonic() + FOLD_S
+        self._due_s[fold] = time.monotonic() + FOLD_INTERVAL_S
 
     def remove(self, fold: Callable[[], object]) -> None:
         self._due_s.pop(fold, None)
@@ -204,7 +206,7 @@ class Foldings:
             now_s = time.monotonic()
             if fold := next((one for one, due_s in list(self._due_s.items()) if due_s <= now_s), None):
                 if fold in self._due_s:
-                    self._due_s[fold] = now_s + FOLD_S
+                    self._due_s[fold] = now_s + FOLD_INTERVAL_S
                 fold()
 
 
@@ -237,13 +239,8 @@ class Hosting:
     telemetry: Telemetry = field(default_factory=Telemetry)
     slots: Slots = field(default_factory=lambda: Slots(1))
     """Slots for take-overs and batches."""
-    planned_s: float = 1.0
+    max_polling_s: float = 1.0
     """The planner's maximum polling interval (s). Batches start earlier by this time."""
-
-
-FOLD_INTERVAL_S = 600.0
-PAUSE_S = 1.0
-"""Pause (s) after each stored object, so that folding years of records does not slow batches down."""
 
 
 @dataclass(slots=True)
@@ -255,15 +252,12 @@ class RecordFolding:
     others: Foldings | None = None
     """The thread that folds the records of several streams; None if this stream has its own thread."""
     _over: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
 
     def __enter__(self) -> RecordFolding:
         if self.others is not None:
             self.others.add(self._try)
-            return self
-        # A daemon thread: an interruption at any point loses nothing.
-        self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
-        self._thread.start()
+        else:  # a daemon thread: an interruption at any point loses nothing
+            threading.Thread(target=self._run, name="fold-records", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
