@@ -88,7 +88,8 @@ def check_available(offsets: Offsets, now: Available) -> None:
             raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
         if not now.first[tp] <= offset <= now.end[tp]:
             raise NotInKafka(
-                f"{topic}-{partition}: {offset} is outside of Kafka's offsets, {now.first[tp]} to {now.end[tp]}"
+                f"{topic}-{partition}: {offset} is outside of the offsets that Kafka has, {now.first[tp]} to "
+                f"{now.end[tp]}"
             )
 
 
@@ -113,7 +114,9 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
     if seen.rolled_back:
         sentences.append("The table was rolled back to before the marker: its remaining rows show its records.")
     if seen.unknown:
-        sentences.append(f"The table's records are unknown, and so are those skipped or read again: {seen.unknown}.")
+        sentences.append(
+            f"Which records the table has is unknown, and so are the skipped and repeated ones: {seen.unknown}."
+        )
     for topic in _recreated_topics(seen, now):
         sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
     skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
