@@ -31,7 +31,7 @@ from frazil.stream.dropped_tables import belongs_to_others, dropped_sentence, ro
 from frazil.stream.evolve import EvolutionResult, evolve_table, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
-from frazil.table.declared import identifier_of
+from frazil.table.declared import table_identifier
 from frazil.table.made_tables import route_value, routed_table, tables_named_like
 from frazil.table.parallel import in_parallel
 from frazil.table.renamed import copy_renames
@@ -310,7 +310,7 @@ class RoutedTables:
 
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Prepare an existing table for this epoch. Raises TableLost, AdoptionRequired and RouteBehind."""
-        identifier = identifier_of(table)
+        identifier = table_identifier(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
         table = copy_renames(table, self.tables.main.current())
