@@ -13,7 +13,7 @@ MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Return the results in the order of the items.
+    """Return the results in the order of the items. All steps have ended at the end.
 
     The step of the last item runs in the calling thread, because the table that decides a commit may need it.
     """
