@@ -102,7 +102,7 @@ class BackfillRoute:
 
         Files for routed tables are staged in the waiting folder, next to the journals.
         """
-        placed = self.routed.placed(context, key)
+        placed = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), placed.main.io
         waits = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in placed.targets.items() if is_routed(t)}
         return dataclasses.replace(placed, targets={**placed.targets, **waits})
