@@ -41,7 +41,7 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
         return found.with_findings(compared_with_source(spec, tables, window=window))
     ask = partial(ask_kafka, spec) if with_source else None
     if with_source and spec.transform:
-        from frazil.audit.dropped import dropped_offsets  # noqa: PLC0415 - imports decoding, only if needed
+        from frazil.audit.replay import dropped_offsets  # noqa: PLC0415 - imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
     named = {*spec.route.tables.values()} if spec.route else ()

@@ -31,9 +31,8 @@ from frazil.audit.ranges import (
     claimed_offsets,
     merged_ranges,
 )
-from frazil.audit.replay import Replay, scratch_folder
+from frazil.audit.replay import Replay, Sinks, scratch_folder
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
-from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs, why_not_comparable
 from frazil.commit.marker import Marker
 from frazil.commit.mode import MERGING_MODES, merge_rules

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from frazil.audit import dropped
-from frazil.audit.dropped import dropped_offsets
+from frazil.audit.replay import dropped_offsets
 from tests.unit.ingest.test_transform import Reader, context_of, stream
 
 

@@ -14,7 +14,7 @@ from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.sinks import Sinks
+from frazil.audit.replay import Sinks
 from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import Counts
