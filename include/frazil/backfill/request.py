@@ -11,7 +11,8 @@ from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, fiel
 
 from frazil.errors import SpecError
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.model import STREAM_NAME
+from frazil.spec.formats import envelope_of
+from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.values import Model
 from frazil.timetext import parse_moment, utc
 
@@ -137,3 +138,41 @@ def _utc_text(moment: datetime) -> str:
 
 def _us(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def has_backfill(spec: StreamSpec) -> bool:
+    """Return whether the declaration allows backfills."""
+    return spec.coordinates
+
+
+def deletes_rows(spec: StreamSpec) -> bool:
+    """Return whether records of the stream can delete rows."""
+    return spec.mode == "upsert" and (spec.delete is not None or envelope_of(spec.source.format) is not None)
+
+
+def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
+    """Check that a request would not restore rows that a later record deleted. Raises SpecError.
+
+    The table does not record deleted rows. So if a stream deletes rows, its backfill must read all later records.
+    """
+    bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
+    given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
+    if given and deletes_rows(spec) and not request.dead_letters:
+        raise SpecError(
+            f"stream {spec.name!r} deletes rows, and the table does not record deleted rows: with {', '.join(given)}, "
+            "a backfill could restore rows that a later record deleted. Nothing was changed. Give only from-time or "
+            "from-offsets; the backfill then reads everything up to the stream's position"
+        )
+
+
+def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
+    """Check that the table's rows have Kafka coordinates. Raises SpecError if they do not.
+
+    `table_has` is whether the table has the columns for them; True if this is unknown.
+    """
+    if not (spec.coordinates and table_has):
+        where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
+        raise SpecError(
+            f"stream {spec.name!r} does not store Kafka coordinates ({where}), so frazil cannot determine which "
+            "records its table has. Backfills of the stream and replays of its dead letters are not possible"
+        )

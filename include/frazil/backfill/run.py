@@ -27,10 +27,9 @@ from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import StagedRecords, staged_spans
 from frazil.backfill.changes import no_longer_dead_letters, offsets_without_dead_letters, tally_merged
 from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
-from frazil.backfill.eligible import check_coordinates, check_request, deletes_rows
 from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing_spans
-from frazil.backfill.request import BackfillRequest, check_not_ahead
+from frazil.backfill.request import BackfillRequest, check_coordinates, check_not_ahead, check_request, deletes_rows
 from frazil.backfill.routes import BackfillRoute, tally_routed
 from frazil.backfill.rules import (
     check_declared,

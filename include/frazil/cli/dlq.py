@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import find_unfinished
-from frazil.backfill.eligible import check_coordinates
+from frazil.backfill.request import check_coordinates
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, find_unfinished
-from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.files import FileSource
-from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
 from frazil.backfill.routes import BackfillRoute
 from frazil.backfill.rules import check_no_backfill, check_wanted
 from frazil.backfill.run import Backfill

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frazil.backfill.eligible import check_coordinates
+from frazil.backfill.request import check_coordinates
 from frazil.backfill.rules import (
     check_no_backfill,
     check_no_replay,
