@@ -33,7 +33,7 @@ from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
 from frazil.operations.routed_view import RoutedTables
-from frazil.partitions.watermark import slowest_partition
+from frazil.partitions.completeness import slowest_partition
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration

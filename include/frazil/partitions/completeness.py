@@ -6,12 +6,13 @@ stream's lateness. While the watermark of any stream is unknown, no window compl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
+from frazil.spec.model import StreamSpec
 
 MAX_WINDOWS = 500
 """Maximum number of windows in one decision; later windows follow in the next decision."""
@@ -158,3 +159,83 @@ def _first_start(cursor: Cursor | None, bound: int, grain: Grain, complete_from_
 
 def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
     return f"{following} ends at {format_time(following.end_us)}: {waiting_text(feeds, following)}"
+
+
+def watermark_us(
+    max_event_times_us: Mapping[TopicPartition, int],
+    *,
+    partitions: Collection[TopicPartition],
+    idle: Collection[TopicPartition],
+    previous_us: int | None,
+) -> int | None:
+    """Return the stream's watermark in microseconds since the epoch; None while it is unknown.
+
+    Idle topic-partitions are skipped. While an active topic-partition has no record yet, the watermark does not change.
+    If all topic-partitions are idle, the watermark is the newest event time seen, because no older record is unread.
+    The watermark never goes back.
+    """
+    active = [tp for tp in partitions if tp not in idle]
+    if any(tp not in max_event_times_us for tp in active):
+        return previous_us
+    if active:
+        candidate: int | None = min(max_event_times_us[tp] for tp in active)
+    else:
+        candidate = max((max_event_times_us[tp] for tp in partitions if tp in max_event_times_us), default=None)
+    if candidate is None:
+        return previous_us
+    return candidate if previous_us is None else max(candidate, previous_us)
+
+
+def slowest_partition(
+    max_event_times_us: Mapping[TopicPartition, int],
+    *,
+    partitions: Collection[TopicPartition],
+    idle: Collection[TopicPartition],
+) -> TopicPartition | None:
+    """Return the topic-partition for which the watermark waits: one without a record, else the one furthest behind.
+
+    Returns None if all topic-partitions are idle: then only new records move the watermark.
+    """
+    active = sorted(tp for tp in partitions if tp not in idle)
+    silent = [tp for tp in active if tp not in max_event_times_us]
+    if silent:
+        return silent[0]
+    return min(active, key=lambda tp: max_event_times_us[tp], default=None)
+
+
+MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
+"""Maximum time by which a window may begin after the newest trusted event time. Later windows count as invalid, because
+their rows come from wrong clocks.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Settings of a stream that shows a window's rows only when the window is complete.
+
+    Windows are `grain` long, by the event time in `column`, and complete `lateness_us` after their end.
+    """
+
+    column: str
+    grain: Grain
+    lateness_us: int = 0
+
+    @classmethod
+    def from_spec(cls, spec: StreamSpec) -> Alignment | None:
+        """Return the declared alignment; None for a stream that shows every row at once."""
+        if spec.commit.align == "none" or spec.window is None:
+            return None
+        lateness_us = spec.lateness // timedelta(microseconds=1)
+        return cls(spec.event_time.column, Grain(spec.window), lateness_us)
+
+    def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
+        """Return whether rows with event times in `[start, start + length)` must stay hidden for now.
+
+        That is the case if their window is still open or has not begun. `newest_us` is the newest trusted event time.
+        If both it and the watermark are unknown, all rows wait.
+        """
+        end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
+        if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
+            return False
+        known = [us for us in (watermark_us, newest_us) if us is not None]
+        return not known or start_us <= max(known) + MAX_AHEAD_US

@@ -26,8 +26,15 @@ from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
-from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_until_us, decide
-from frazil.partitions.watermark import slowest_partition
+from frazil.partitions.completeness import (
+    MAX_WINDOWS,
+    Cursor,
+    Feed,
+    WindowDecision,
+    complete_until_us,
+    decide,
+    slowest_partition,
+)
 from frazil.partitions.window_rows import count_rows
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.signals.signal import Signal, SignalState

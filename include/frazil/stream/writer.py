@@ -50,7 +50,7 @@ from frazil.kafka.log_watch import find_cut
 from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties

@@ -14,7 +14,7 @@ from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
-from frazil.partitions.watermark import watermark_us
+from frazil.partitions.completeness import watermark_us
 from frazil.spec.topics import TopicPattern
 from frazil.stream.plan import BatchPolicy, Rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
