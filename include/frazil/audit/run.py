@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -144,17 +145,18 @@ class _Run:
             RowSelection(topics, within, branch=open_branch(self.marker.stream)),
         )
         replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
+        dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
         routed = routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
         found = gather(
             self.marker,
             claimed,
             rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
             tables="the route" if routed else "the table",
-            dead_letters=self.tally_dead_letters(claimed),
+            dead_letters=dead_letters,
             kafka=kafka,
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
-            former_dead_letters=self._former_dead_letters(claimed),
+            former_dead_letters=former_dead_letters,
         )
         if not routed:
             return found, notes
@@ -183,38 +185,30 @@ class _Run:
         }
         return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
 
-    def tally_dead_letters(self, claimed: Claims) -> Tallies:
+    def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
         """Tally the dead letters as they will be once the last published backfill or replay has ended.
 
-        Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
+        Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add. Also
+        returns the number of dead letters of earlier topics with the same names, by topic-partition.
         """
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
+        former = Counter[TopicPartition]()
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted, former=former)
+        if not any(claimed.former_offsets(ids).values()):
+            former.clear()
         own = self.tables.dead_letters.current().properties
         backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
         if backfill is None:
-            return dead_letters
+            return dead_letters, former
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
-            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)])
+            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)]), former
         settled = {
             tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
         }
-        return {
-            **dead_letters,
-            **{tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()},
-        }
-
-    def _former_dead_letters(self, claimed: Claims) -> Mapping[TopicPartition, int]:
-        """Return the number of dead letters of earlier topics with the same names, by topic-partition."""
-        ids = self.marker.source.topic_ids
-        if not any(claimed.former_offsets(ids).values()):
-            return {}
-        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        table = self.tables.dead_letters.current()
-        own, every = tally_rows(table, wanted), tally_rows(table, replace(wanted, topic_ids=None))
-        return {tp: of.rows - (own[tp].rows if tp in own else 0) for tp, of in every.items()}
+        left = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
+        return {**dead_letters, **left}, former
 
     def _topics(self, claimed: Claims) -> set[str]:
         return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
@@ -286,9 +280,8 @@ def audit_changes(
         evidence, notes = run.evidence(claimed)
     else:
         compared, notes = compare_dead_letters, ()
-        evidence = gather(
-            marker, claimed, rows={}, dead_letters=run.tally_dead_letters(claimed), kafka={}, whole=window is None
-        )
+        dead_letters, _ = run.tally_dead_letters(claimed)
+        evidence = gather(marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, whole=window is None)
     if _replayed_meanwhile(run):
         return None
     evidence = _with_other_claims(run, claimed, evidence, compared)
