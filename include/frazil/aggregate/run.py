@@ -113,7 +113,8 @@ class DayRun:
                 if any(summary.get(key) != own[key] for key in of_input):
                     return None
                 keys = ("added-records", "added-files-size", "added-data-files")
-                return Totals(*(int(summary.get(key) or 0) for key in keys), snapshot.snapshot_id)
+                rows, size, files = (int(summary.get(key) or 0) for key in keys)
+                return Totals(rows, size, files, snapshot.snapshot_id)
         return None
 
 

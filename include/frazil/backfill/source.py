@@ -41,17 +41,14 @@ class RecordSource(Protocol):
         ...
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return the identity of the topics to which the offsets belong; `known` if the source does not know it.
+        """Return the identity of the topics to which the offsets belong; `known` if the source does not have it.
 
         Raises SpecError if the source has changed since the backfill began.
         """
         ...
 
     def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return the requested offsets before the stream's position.
-
-        Raises SpecError for topics that the stream does not read.
-        """
+        """Return the requested offsets before the stream's position. Raises SpecError for topics it does not read."""
         ...
 
     def holding(self, spans: Spans) -> Spans:
@@ -127,13 +124,11 @@ class KafkaSource:
         return list(spread(offset_ranges(spans), tasks=cores))
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        places = [{tp: (_sample_span(of, place),) for tp, of in spans.items()} for place in range(SAMPLE_POINTS)]
-        return [StageTask(index, offset_ranges(place)) for index, place in enumerate(places)]
+        points = ({tp: (_sample_span(of, index),) for tp, of in spans.items()} for index in range(SAMPLE_POINTS))
+        return [StageTask(index, offset_ranges(point)) for index, point in enumerate(points)]
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context unchanged: tasks resolve references in the Kafka properties themselves, as a writer's
-        tasks do.
-        """
+        """Return the context unchanged: tasks resolve references in the Kafka properties themselves."""
         return context
 
 
@@ -142,10 +137,7 @@ def offset_ranges(spans: Spans) -> tuple[OffsetRange, ...]:
 
 
 def _sample_span(spans: tuple[Span, ...], index: int) -> Span:
-    """Return a short span at a sample point. `index` is from 0 to `SAMPLE_POINTS - 1`.
-
-    The spans of different sample points never overlap.
-    """
+    """Return a short span at the sample point with this index. The spans of sample points never overlap."""
     length = sum(end - start for start, end in spans)
     at, until = length * index // SAMPLE_POINTS, length * (index + 1) // SAMPLE_POINTS
     for start, end in spans:

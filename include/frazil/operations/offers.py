@@ -91,7 +91,7 @@ def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
             check_coordinates(spec, table_has=now.coordinates)
             check_no_backfill(now.backfill)
             if now.is_read:
-                require_own_marker(spec, now.marker)
+                require_own_marker(spec.name, now.marker)
     except FrazilError as error:
         return str(error)
     return None

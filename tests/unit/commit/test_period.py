@@ -19,9 +19,9 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from frazil.audit import run as audit_run
 from frazil.audit.compare import compare, duplicates
 from frazil.audit.evidence import Evidence
-from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, merged_ranges
-from frazil.audit.run import Audit, audit_stream
+from frazil.audit.run import audit_stream
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
 from frazil.commit.period import HOUR_MS, Period, complete_hours, last_period, period_between
