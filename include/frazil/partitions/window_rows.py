@@ -25,10 +25,7 @@ from frazil.spec.type_ends import rows_between
 
 
 def count_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
-    """Return the number of rows in each window, 0 for empty windows.
-
-    `column` is the event-time column. All windows must have the same grain.
-    """
+    """Return the number of rows in each window, by event time in `column`. All windows must have the same grain."""
     counts: Counter[int] = Counter()
     for first, last in _window_runs(sorted(windows)):
         counts.update(_count_run(table, first, last, column=column, snapshot_id=snapshot_id))

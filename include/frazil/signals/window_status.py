@@ -1,4 +1,4 @@
-"""Determines whether a window of a table was signalled, and if not, why it waits; for the sensor and for users."""
+"""Determines whether a window of a table was signalled, and if not, why it waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from frazil.errors import SpecError
 from frazil.partitions.completeness import never_signalled_text, waiting_text
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import Assessment, assess
+from frazil.signals.completion import assess
 from frazil.signals.signal import Signal
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
@@ -17,12 +17,12 @@ from frazil.table.catalogs import open_existing_catalog
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` has the signals of its windows; empty until all of them were sent."""
+    """Status of an hour or a day. `signals` is empty until the signals of all of its windows were sent."""
 
     signals: tuple[Signal, ...]
     waits_for: str
     never: bool = False
-    """Whether the window is before the first signalled window, so that it will never be signalled."""
+    """Whether the window is before the first signalled window."""
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
@@ -36,14 +36,17 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     if seen is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
     cursor = seen.signals.cursor
-    if said := never_signalled_text(wanted, cursor):
-        return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)
+    if reason := never_signalled_text(wanted, cursor):
+        return WindowStatus((), f"{key} of {table}: {reason} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
     unsent = [w for w in windows if w not in newest or not newest[w].sent]
-    if unsent:
-        return WindowStatus((), _waiting_reason(seen, unsent[0], newest.get(unsent[0])))
-    return WindowStatus(tuple(newest[w] for w in windows), "")
+    if not unsent:
+        return WindowStatus(tuple(newest[w] for w in windows), "")
+    first, last = unsent[0], newest.get(unsent[0])
+    if last is not None:
+        return WindowStatus((), f"{first} is held by its quality gate: {last.note}")
+    return WindowStatus((), f"{first} waits: {waiting_text(seen.feeds, first, needed=True)}")
 
 
 def _parse_window(key: str, spec: StreamSpec) -> Window:
@@ -56,9 +59,3 @@ def _parse_window(key: str, spec: StreamSpec) -> Window:
     if window.grain is Grain.HOUR and spec.window == "day":
         raise SpecError(f"partition {key!r} is an hour, but the windows of {spec.table.identifier} are days")
     return window
-
-
-def _waiting_reason(seen: Assessment, window: Window, last: Signal | None) -> str:
-    if last is not None:
-        return f"{window} is held by its quality gate: {last.note}"
-    return f"{window} waits: {waiting_text(seen.feeds, window, needed=True)}"
