@@ -53,7 +53,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     streams, errors = _load(files or _all_of(streams_folder))
     invalid = tuple(errors)
     connections = _connections(streams) if connect else None
-    errors += [fault.said for fault in connections.faults] if connections else []
+    errors += [fault.problem for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
         errors.append(f"and {more:,} more; fix these first")
@@ -79,7 +79,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
 def _connections(streams: dict[Path, StreamSpec]) -> Connections:
     from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only if needed
 
-    return Connections.of(streams)
+    return Connections.check(streams)
 
 
 def _all_of(folder: Path) -> tuple[Path, ...]:

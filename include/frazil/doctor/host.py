@@ -25,19 +25,17 @@ from frazil.spec.units import rounded_bytes
 
 TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
-"""Free bytes below which a disk gets a warning. Logs, and files that tasks write before uploading them, would soon fill
-it.
-"""
+"""Free bytes below which a disk gets a warning, because logs and files of tasks would soon fill it."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
 def python() -> Iterator[Finding]:
     seen = sys.version_info[:2]
-    said = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
+    sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
     if seen == TESTED_PYTHON:
-        yield Finding("python", State.OK, said)
+        yield Finding("python", State.OK, sentence)
     else:
-        yield Finding("python", State.WARNING, said, "use Python 3.11, the version that frazil is tested with")
+        yield Finding("python", State.WARNING, sentence, "use Python 3.11, the version that frazil is tested with")
 
 
 def java() -> Iterator[Finding]:
@@ -83,9 +81,7 @@ def jars_of_spark() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """Check that FRAZIL_HOME and the cache folder are writable and have free space, and that FRAZIL_HOME can be
-    locked.
-    """
+    """Check that FRAZIL_HOME and the cache folder are writable and have space, and that FRAZIL_HOME can be locked."""
     yield _folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -146,9 +142,9 @@ def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Findin
     """Check that the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
-        said = ", ".join(f"{port} ({name})" for name, port in taken.items())
+        names = ", ".join(f"{port} ({name})" for name, port in taken.items())
         yield Finding(
-            "ports", State.WARNING, f"another program listens on {said}, which `frazil dev up` would take",
+            "ports", State.WARNING, f"another program listens on {names}, which `frazil dev up` would take",
             "end it, or name another port: see `frazil dev up --help`",
         )  # fmt: skip
         return

@@ -290,7 +290,7 @@ def test_an_airflow_that_nobody_set_up_is_left_alone(tmp_path: Path) -> None:
 def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    monkeypatch.setattr(connections, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
+    monkeypatch.setattr(connections, "_check_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
     (tmp_path / "a.yaml").write_text(
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
         "schema: {at: timestamptz not null}\nevent-time: at\n"
