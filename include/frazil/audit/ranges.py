@@ -64,10 +64,7 @@ class Group:
         return by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the minimum and maximum possible number of records within `offsets`, by topic id.
-
-        `claimed` returns the number of records of a range.
-        """
+        """Return the minimum and maximum number of records within `offsets`, by topic id; `claimed` is of a range."""
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}

@@ -220,10 +220,7 @@ def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
 def count_tables(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: Replays
 ) -> Iterator[Finding]:
-    """Compare the number of rows of each table with that in commit records, if each offset was committed only once.
-
-    `default` is the name and the rows of the default table.
-    """
+    """Compare the number of each table's rows with commit records. Each offset must have been committed only once."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})

@@ -105,10 +105,7 @@ def _abandoned_message(what: str) -> str:
 
 
 def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
-    """Return the backfill's current marker. Raises Fenced if this epoch no longer owns the backfill.
-
-    Raises BackfillAbandoned if an operator abandoned it.
-    """
+    """Return the current marker. Raises Fenced if this epoch no longer owns the backfill, and BackfillAbandoned."""
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
         now = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"

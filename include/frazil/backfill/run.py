@@ -137,19 +137,19 @@ class Backfill:
             whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
             exact = self.source.holding(missing_spans(wanted, union([*held, *map(seen_offsets, rows)])))
-            if _span_count(exact) <= MAX_SPANS or not self._drops_reread_rows(table):
-                return BackfillPlan(self._check_span_count(exact), self.source.max_records(wanted), identity)
+            if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
+                return self._build_plan(exact, wanted, identity)
         left = self.source.holding(missing_spans(wanted, union(held)))
-        return BackfillPlan(self._check_span_count(left), self.source.max_records(wanted), identity)
+        return self._build_plan(left, wanted, identity)
 
-    def _check_span_count(self, left: Spans) -> Spans:
-        if _span_count(left) > MAX_SPANS:
+    def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
+        if sum(map(len, left.values())) > MAX_SPANS:
             raise SpecError(
                 f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
                 f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
                 "range first"
             )
-        return left
+        return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
         """Return whether `dedupe` would drop every row that is read again, because all rows have an event time."""
@@ -384,10 +384,6 @@ class Backfill:
             for begin, rows in zip(*np.unique(times - times % grain_us, return_counts=True), strict=True):
                 counts[int(begin)] += int(rows)
         return dict(sorted(counts.items()))
-
-
-def _span_count(spans: Spans) -> int:
-    return sum(map(len, spans.values()))
 
 
 def _topics(spans: Spans) -> set[str]:

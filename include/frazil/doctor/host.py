@@ -108,13 +108,13 @@ def api_servers() -> Iterator[Finding]:
     found = running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
-        yield Finding("api server", State.SKIPPED, f"none of this host and this FRAZIL_HOME, {home()}, serves the page")
+        yield Finding("api server", State.SKIPPED, f"no process of this host serves the page for FRAZIL_HOME {home()}")
     elif not old:
-        yield Finding("api server", State.OK, "it has the same frazil as when it began")
+        yield Finding("api server", State.OK, "the API server runs the installed version of frazil")
     else:
         yield Finding(
-            "api server", State.WARNING, f"frazil was changed under it since it began (process {', '.join(old)}), and "
-            "views of the operations page may fail", "restart Airflow's API server",
+            "api server", State.WARNING, f"frazil has changed since the API server started (process "
+            f"{', '.join(old)}): views of the operations page may fail", "restart Airflow's API server",
         )  # fmt: skip
 
 
@@ -134,8 +134,10 @@ def tasks_python() -> Iterator[Finding]:
     if ran.returncode == 0 and ran.stdout.strip() == wanted:
         yield Finding("tasks' python", State.OK, f"{named} has the same Python and the same frazil")
         return
-    found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}: it says {found!r}, not {wanted!r}", fix)
+    found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
+    yield Finding(
+        "tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}", fix
+    )
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
@@ -175,8 +177,8 @@ def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
         command, env=dict(environment), capture_output=True, text=True, timeout=WITHIN_S - 5, check=False
     )
     if ran.returncode != 0:
-        last = ran.stderr.strip().splitlines()[-1:] or [f"it ended with {ran.returncode}"]
-        yield Finding("airflow", State.WRONG, f"Airflow cannot be asked: {last[0]}", "airflow db check")
+        last = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
+        yield Finding("airflow", State.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
     for one in json.loads(ran.stdout.strip().splitlines()[-1]):
         yield Finding(one["subject"], State(one["state"]), one["said"], one["fix"])

@@ -197,5 +197,5 @@ def _ask_http(address: str) -> ServerTime:
     try:
         theirs = parsedate_to_datetime(answer.headers["Date"])
     except (KeyError, ValueError):
-        raise _Untimed("its answer has no time") from None
+        raise _Untimed("the response has no time") from None
     return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)

@@ -136,7 +136,9 @@ def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, m
         clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.said
     )
     assert states([untimed, silent]) == [State.WARNING, State.WARNING]
-    assert untimed.said == f"the clock of {late_server.removeprefix('http://')} is not compared: its answer has no time"
+    assert (
+        untimed.said == f"the clock of {late_server.removeprefix('http://')} is not compared: the response has no time"
+    )
     assert silent.said == "the clock of 127.0.0.1:1 is not compared: ConnectionError"
 
 
