@@ -32,16 +32,18 @@ from frazil.partitions.completeness import (
     WindowDecision,
     complete_until_us,
     decide,
+    never_signalled_text,
     slowest_partition,
+    waiting_text,
 )
 from frazil.partitions.window_rows import count_rows
-from frazil.partitions.windows import Grain, Window, microseconds
+from frazil.partitions.windows import Grain, Window, microseconds, windows_between
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream
+from frazil.spec.routed_stream import RoutedStream, never_complete
 from frazil.table.branches import head_of
-from frazil.table.catalogs import catalog_errors
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
 from frazil.table.lost import find_lost_table
 
 
@@ -330,3 +332,49 @@ def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int
             watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
             return int(watermark) * 1000 if watermark else None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStatus:
+    """Status of an hour or a day. `signals` is empty until the signals of all of its windows were sent."""
+
+    signals: tuple[Signal, ...]
+    waits_for: str
+    never: bool = False
+    """Whether the window is before the first signalled window."""
+
+
+def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
+    """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
+
+    Raises SpecError if the key is not a window of the table, and the errors of `assess`.
+    """
+    table = specs[0].table.identifier
+    wanted = _parse_window(key, specs[0])
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
+    if seen is None:
+        return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
+    cursor = seen.signals.cursor
+    if reason := never_signalled_text(wanted, cursor):
+        return WindowStatus((), f"{key} of {table}: {reason} (`complete-from`)", never=True)
+    windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
+    newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
+    unsent = [w for w in windows if w not in newest or not newest[w].sent]
+    if not unsent:
+        return WindowStatus(tuple(newest[w] for w in windows), "")
+    first, last = unsent[0], newest.get(unsent[0])
+    if last is not None:
+        return WindowStatus((), f"{first} is held by its quality gate: {last.note}")
+    return WindowStatus((), f"{first} waits: {waiting_text(seen.feeds, first, needed=True)}")
+
+
+def _parse_window(key: str, spec: StreamSpec) -> Window:
+    try:
+        window = Window.parse(key)
+    except ValueError as error:
+        raise SpecError(f"partition {error}") from error
+    if spec.window is None:
+        raise SpecError(never_complete(spec))
+    if window.grain is Grain.HOUR and spec.window == "day":
+        raise SpecError(f"partition {key!r} is an hour, but the windows of {spec.table.identifier} are days")
+    return window
