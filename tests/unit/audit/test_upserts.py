@@ -120,7 +120,7 @@ class Staged(Exception):
 class Replay:
     spec = StreamSpec.model_validate(ORDERS)
 
-    def staged(self, folder: Path) -> Any:
+    def stage(self, folder: Path) -> Any:
         raise Staged(folder.parent)
 
 
