@@ -37,7 +37,7 @@ from frazil.backfill.rules import (
     read_further_message,
     require_marker,
 )
-from frazil.backfill.source import KafkaSource, RecordSource
+from frazil.backfill.source import KafkaSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.backfill_records import chunks as staged_chunks
@@ -98,7 +98,7 @@ class Backfill:
 
     request: BackfillRequest
     opened: OpenStream
-    source: RecordSource
+    source: KafkaSource | FileSource
     route: BackfillRoute | None = None
     """The stream's route; None without a route, and for a reader, which plans and estimates without it."""
     epoch: int = 0
