@@ -104,7 +104,7 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 def from_row(row: Mapping[str, Any]) -> Signal:
     """Return the signal in a row, given as Arrow returns it in Python."""
-    plain = {
+    plain: dict[str, Any] = {
         _MICROSECONDS.get(name, name): microseconds(value) if isinstance(value, datetime) else value
         for name, value in row.items()
     }

@@ -91,7 +91,7 @@ def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> N
     found = audited(made)
     assert found.clean
     assert [(f.kind, f.where, f.count) for f in found.findings] == [(FindingKind.UNCHECKED, "shop.raw_a", 3)]
-    assert "3 rows wait to be committed to it" in found.findings[0].sentence
+    assert "3 rows wait to be committed to the table" in found.findings[0].sentence
     made.follow()
     assert audited(made).findings == ()
 
@@ -131,7 +131,7 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
     missing = "the route is missing 1 row that commit records count, first between offsets 0 and 1"
     assert said(found)["shop-0"] == missing
-    assert any("3 rows wait to be committed to it" in f.sentence for f in found.findings)
+    assert any("3 rows wait to be committed to the table" in f.sentence for f in found.findings)
 
 
 def test_a_period_is_audited_by_the_batches_of_its_time(made: MadeRoute) -> None:
@@ -182,7 +182,7 @@ def test_without_coordinates_the_default_table_alone_is_counted_and_that_is_repo
     made.run({"main": 2, "shop.orders": 3})
     found = audit_stream(made.tables, coordinates=False)
     assert (found.wrong, found.complete, found.clean) == ((), False, False)
-    assert "1 table is not counted" in found.findings[0].sentence
+    assert "1 routed table was not counted" in found.findings[0].sentence
 
 
 @pytest.mark.parametrize("follows", [True, False])

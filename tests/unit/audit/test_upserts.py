@@ -61,7 +61,7 @@ def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.Mon
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
     (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
     assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
-    assert "cut at offset 40" in found.sentence
+    assert "truncated at offset 40" in found.sentence
 
 
 def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
