@@ -15,11 +15,7 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.marker_change import change_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, TableHandle, commit_snapshots
-from frazil.commit.waiting_files import (
-    Note,
-    load_note,
-    write_note,
-)
+from frazil.commit.waiting_files import Note, load_note, write_note
 from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import Target
 

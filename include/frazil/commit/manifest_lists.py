@@ -13,12 +13,7 @@ from typing import Any, Self
 
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    DEFAULT_READ_VERSION,
-    MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestFile,
-    ManifestListWriterV2,
-)
+from pyiceberg.manifest import DEFAULT_READ_VERSION, MANIFEST_LIST_FILE_SCHEMAS, ManifestFile, ManifestListWriterV2
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.avro_encodings import AvroEncoding, PreparedAvroFile

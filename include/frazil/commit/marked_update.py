@@ -13,12 +13,7 @@ from typing import TypeVar
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import (
-    AssertRefSnapshotId,
-    RemovePropertiesUpdate,
-    SetPropertiesUpdate,
-    TableUpdate,
-)
+from pyiceberg.table.update import AssertRefSnapshotId, RemovePropertiesUpdate, SetPropertiesUpdate, TableUpdate
 
 from frazil.commit.adoption import forgotten_property
 from frazil.commit.branch_end import BranchEnd

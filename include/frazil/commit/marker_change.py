@@ -33,13 +33,7 @@ from frazil.commit.marker import (
     read_marker,
 )
 from frazil.commit.open_branch import BranchChange, files_of, release_waiting_files
-from frazil.commit.reset import (
-    NO_OFFSETS,
-    BeforeReset,
-    Offsets,
-    is_rolled_back,
-    marker_after_reset,
-)
+from frazil.commit.reset import NO_OFFSETS, BeforeReset, Offsets, is_rolled_back, marker_after_reset
 from frazil.commit.settle import highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
@@ -55,12 +49,7 @@ log = logging.getLogger(__name__)
 
 
 def reset(
-    tables: StreamTables,
-    *,
-    target: Offsets,
-    source: SourceIdentity,
-    seen: BeforeReset,
-    cut: Offsets = NO_OFFSETS,
+    tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: BeforeReset, cut: Offsets = NO_OFFSETS
 ) -> Marker:
     """Move the stream to the offsets `target` and the next epoch, in all tables.
 

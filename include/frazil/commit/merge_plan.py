@@ -80,12 +80,7 @@ class MergePlan:
 
 
 def plan_merge(
-    table: Table,
-    changes: Sequence[StagedFile],
-    rules: MergeRules,
-    *,
-    parallelism: int,
-    before: MergePlan | None = None,
+    table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
     """Plan the merge of change files into the table's newest snapshot.
 

@@ -36,13 +36,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
 from frazil.commit.manifest_lists import ListWriter, add_manifests, manifests_of
-from frazil.commit.manifest_writing import (
-    Layout,
-    avro_codec,
-    manifest_content,
-    metadata_folder,
-    write_added,
-)
+from frazil.commit.manifest_writing import Layout, avro_codec, manifest_content, metadata_folder, write_added
 from frazil.ingest.contract import Content, StagedFile
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms

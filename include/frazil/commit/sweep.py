@@ -36,11 +36,7 @@ RECORD = "frazil.commit-record"
 
 
 def sweep(
-    tables: StreamTables,
-    *,
-    below_epoch: int,
-    just_settled: bool = False,
-    keys: Sequence[BatchKey] | None = None,
+    tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
 ) -> int:
     """Delete staged files of earlier epochs that never became part of the tables. Returns the number of deleted files.
 
