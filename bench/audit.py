@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.audit.run import Audit, audit_stream
-from frazil.commit.period import Period
+from frazil.commit.history import Period
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 

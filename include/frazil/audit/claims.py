@@ -13,10 +13,9 @@ from pyroaring import BitMap64
 
 from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
 from frazil.commit.backfill_records import BackfillRecord, chunks, published_records, topic_ids
-from frazil.commit.history import ancestors, commit_records, merge_counts, skipped_ranges
+from frazil.commit.history import Period, ancestors, commit_records, merge_counts, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
-from frazil.commit.period import Period
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 

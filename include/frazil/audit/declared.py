@@ -9,9 +9,9 @@ from pyiceberg.table import Table
 
 from frazil.audit.run import Audit, audit_stream
 from frazil.audit.source import ask_kafka
+from frazil.commit.history import Period
 from frazil.commit.marker import Marker
 from frazil.commit.opened import read_stream
-from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Span, TopicPartition

@@ -10,8 +10,8 @@ from pyiceberg.table import Table
 
 from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.followers import Followers, missing_journals
-from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, read_marker
+from frazil.commit.marker_change import is_ahead
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Destinations, StageContext, Target
 from frazil.spec.model import StreamSpec

@@ -35,10 +35,10 @@ from frazil.audit.replay import Replay, scratch_folder
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs, why_not_comparable
+from frazil.commit.history import Period
 from frazil.commit.marker import Marker
 from frazil.commit.mode import MERGING_MODES, merge_rules
 from frazil.commit.opened import open_kafka
-from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StageContext, StagedFile, Target

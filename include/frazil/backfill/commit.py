@@ -55,8 +55,7 @@ from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGING_MODES
-from frazil.commit.replayed_dead_letters import read_new_errors, replayed_change
-from frazil.commit.row_changes import RowChangeWriter
+from frazil.commit.row_changes import RowChangeWriter, read_new_errors, replayed_change
 from frazil.commit.rules import check_same_source
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables

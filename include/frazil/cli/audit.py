@@ -13,7 +13,7 @@ from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working
 from frazil.cli.positions import MomentText
-from frazil.commit.period import Period, last_period, period_between
+from frazil.commit.history import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec

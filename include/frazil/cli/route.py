@@ -15,11 +15,11 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import CommandOutput, ask, said_of
-from frazil.commit import following
+from frazil.commit import marker_change
 from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
-from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, property_name, read_marker
+from frazil.commit.marker_change import is_ahead
 from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.waiting_files import load_note
@@ -194,20 +194,20 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
         if not there:
             recreate_table(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
-            following.give_up_waiting_rows(opened.tables, table, default_marker)
+            marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
             asking.output.say(
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
                 "that it would get become dead letters, unless the declaration adds it to route.tables."
             )
             return True
-        following.give_up(opened.tables, table, default_marker)
+        marker_change.give_up(opened.tables, table, default_marker)
         _record_current_table(opened, table)
     except Exception as error:  # catalogs' clients raise anything
         if load_note(opened.tables, table) is None:
             raise
         asking.output.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
-        following.give_up_waiting_rows(opened.tables, table, default_marker)
+        marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
     asking.output.say(f"{table} goes on. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
@@ -237,7 +237,7 @@ def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not there:
-        following.give_up_waiting_rows(opened.tables, table, default_marker)
+        marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
     return not there or (waiting is not None and not of_batches)
 
 

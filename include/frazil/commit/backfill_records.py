@@ -17,9 +17,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
-from frazil.commit.history import ancestors_and_kept
+from frazil.commit.history import Period, ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.period import Period
 from frazil.commit.target import list_targets, object_path
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target

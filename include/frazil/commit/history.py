@@ -1,8 +1,13 @@
-"""Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached."""
+"""Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached.
+
+A `Period` limits the commits that an audit covers: its cost depends on the period, not on the table's size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot, Summary
@@ -13,6 +18,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
+HOUR_MS = 3_600_000
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. No commit record contains the time of these events."""
 
@@ -146,3 +152,41 @@ def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
     """Return the counts of a merge from a snapshot's summary; empty for the summary of another program."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A half-open time range `[from_ms, to_ms)` of commits, in milliseconds since 1970, UTC.
+
+    Raises ValueError for an empty range.
+    """
+
+    from_ms: int
+    to_ms: int
+
+    def __post_init__(self) -> None:
+        if self.to_ms <= self.from_ms:
+            raise ValueError("the period ends before it begins")
+
+    def __contains__(self, at_ms: int) -> bool:
+        return self.from_ms <= at_ms < self.to_ms
+
+
+def period_between(begin: datetime, end: datetime) -> Period:
+    """Return the period between two timezone-aware times."""
+    return Period(_ms(begin), _ms(end))
+
+
+def last_period(length: timedelta, now: datetime) -> Period:
+    """Return the period of this length that ends now. Commits in the current millisecond are included."""
+    return Period(_ms(now - length), _ms(now) + 1)
+
+
+def complete_hours(moment: datetime, hours: int = 1) -> Period:
+    """Return the last `hours` full UTC clock hours that ended at or before `moment`."""
+    end_ms = _ms(moment) // HOUR_MS * HOUR_MS
+    return Period(end_ms - hours * HOUR_MS, end_ms)
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -14,7 +14,6 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_
 from frazil.commit.backfill_records import chunks, load_record, topic_ids
 from frazil.commit.branch_end import require_unchanged
 from frazil.commit.opened import OpenStream
-from frazil.commit.replayed_dead_letters import dead_letters_at
 from frazil.commit.row_changes import (
     DEAD_LETTER_COLUMNS,
     DeadLetterOffsets,
@@ -22,6 +21,7 @@ from frazil.commit.row_changes import (
     RowChange,
     RowChangeWriter,
     choose_dead_letters,
+    dead_letters_at,
     offset_spans,
 )
 from frazil.commit.swap import Change, Done, commit_snapshot

@@ -15,9 +15,9 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind, require_marker
-from frazil.commit.following import is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
+from frazil.commit.marker_change import is_ahead, write_first_marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables

@@ -22,10 +22,10 @@ from frazil.commit.backfill_marker import (
     read_backfill,
 )
 from frazil.commit.backfill_records import BackfillRecord, published_records
+from frazil.commit.history import Period
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
-from frazil.commit.period import Period
 from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy

@@ -24,8 +24,8 @@ from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import chunks
+from frazil.commit.history import Period
 from frazil.commit.opened import open_stream
-from frazil.commit.period import Period
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import replay

@@ -16,7 +16,7 @@ from frazil.audit.declared import audit
 from frazil.audit.findings import FindingKind
 from frazil.audit.run import Audit
 from frazil.commit.former_table import lost_or_replaced
-from frazil.commit.period import Period, complete_hours
+from frazil.commit.history import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
