@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from frazil.commit.marker import flat
+from frazil.commit.marker import flatten_topics
 from frazil.commit.reset import Offsets
 from frazil.timetext import parse_moment
 
@@ -40,7 +40,7 @@ class OffsetsText(click.ParamType[Offsets]):
         text = str(value)
         try:
             raw = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
-            return flat(raw)
+            return flatten_topics(raw)
         except OSError as error:
             self.fail(f"{text} is not a JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
         except (ValueError, TypeError, AttributeError):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frazil.commit.marker import flat, keep_same_topics, nested
+from frazil.commit.marker import flatten_topics, keep_same_topics, nest_by_topic
 from frazil.commit.stream_tables import StreamTables
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -36,7 +36,7 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
     """Write the acceptance; it replaces an earlier acceptance."""
     text = json.dumps(
         {
-            "offsets": nested(accepted.offsets),
+            "offsets": nest_by_topic(accepted.offsets),
             "cluster-id": accepted.source.cluster_id,
             "topic-ids": dict(accepted.source.topic_ids),
             "by": accepted.by,
@@ -63,7 +63,7 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
     try:
         raw = json.loads(data)
         source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
-        return AcceptedRejects(flat(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
+        return AcceptedRejects(flatten_topics(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s is malformed (%r): no rejected record counts as accepted", _path(tables), error)
         return None

@@ -13,8 +13,8 @@ from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, keep_topics, read_marker
-from frazil.errors import AdoptionRequired, MarkerUnreadable
+from frazil.commit.marker import PROPERTY_PREFIX, keep_topics, try_read_marker
+from frazil.errors import AdoptionRequired
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
@@ -71,7 +71,7 @@ def other_readers(
         other = name.removeprefix(PROPERTY_PREFIX)
         if other in (name, stream):
             continue
-        marker = _try_read_marker(properties, other)
+        marker = try_read_marker(properties, other)
         if marker is None or marker.source.cluster_id != source.cluster_id:
             continue
         same = [t for t, topic_id in source.topic_ids.items() if marker.source.topic_ids.get(t) == topic_id]
@@ -93,7 +93,7 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
     """Return the table property that records that the stream was forgotten. Topics of an earlier note are kept."""
-    marker = _try_read_marker(properties, stream)
+    marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
     others = dict(_topic_ids(before))
@@ -141,10 +141,3 @@ def continued_offsets(
     """
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
-
-
-def _try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    try:
-        return read_marker(properties, stream)
-    except MarkerUnreadable:
-        return None

@@ -90,7 +90,7 @@ class _MainHistory:
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
         """Yield the stream's commits, each with its index in `snapshots`."""
         for index, snapshot in list(enumerate(self.snapshots))[begin:end]:
-            if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
+            if _entry(snapshot, "frazil.stream") == stream:
                 yield index, snapshot
 
     def index_at(self, at_ms: int | None) -> int:
@@ -223,7 +223,7 @@ def _batches_after(line: _MainHistory, stream: str, later: Collection[str]) -> l
 
 
 def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
-    is_own = snapshot.summary is not None and snapshot.summary.get("frazil.stream") == stream
+    is_own = _entry(snapshot, "frazil.stream") == stream
     return (is_own and _is_from(end, snapshot)) or _backfill_id(snapshot) in later
 
 
@@ -275,28 +275,29 @@ def _cut_table(
 
 
 def _batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the batch that a commit added, from the commit record in its summary.
-
-    Returns None for a take-over, an empty commit, or a commit of another writer.
-    """
-    record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
+    """Return the batch that a commit added; None for a take-over, an empty commit, or a commit of another writer."""
+    record = _entry(snapshot, "frazil.commit-record")
     return parse_key(record) if record else None
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
     """Return the id of the backfill or replay whose rows a snapshot added; None for other snapshots."""
-    return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
+    return _entry(snapshot, "frazil.backfill")
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:
     """Return the first batch of a routed table's snapshot that added several batches; None for other snapshots."""
-    record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
+    record = _entry(snapshot, FIRST_RECORD)
     return parse_key(record) if record else None
 
 
 def _watermark_ms(snapshot: Snapshot) -> int | None:
-    watermark_ms = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
-    return int(watermark_ms) if watermark_ms else None
+    text = _entry(snapshot, "frazil.watermark-ms")
+    return int(text) if text else None
+
+
+def _entry(snapshot: Snapshot, key: str) -> str | None:
+    return snapshot.summary.get(key) if snapshot.summary else None
 
 
 def _is_past_watermark(snapshot: Snapshot, watermark: int | None) -> bool:

@@ -23,7 +23,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
-from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker
+from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.members import journals_never_committed
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGING_MODES
@@ -40,7 +40,7 @@ from frazil.commit.waiting_files import (
     load_note,
     load_notes,
 )
-from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
+from frazil.errors import CommitUnavailable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
 from frazil.table.catalogs import explain_table_error
@@ -458,10 +458,7 @@ def _check_files_exist(
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
     """Return the journals whose files a table does not have, according to the table's marker."""
-    try:
-        marker = read_marker(table.metadata.properties, tables.stream)
-    except MarkerUnreadable:
-        marker = None
+    marker = try_read_marker(table.metadata.properties, tables.stream)
     return journals if marker is None else later_journals(marker, journals)
 
 

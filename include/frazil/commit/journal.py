@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, split_records
-from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flat, nested
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
@@ -120,9 +120,9 @@ class Journal:
                 "letters-seen": self.newest_dead_letters,
                 # For a downgrade only: versions of frazil without `letters-seen` read this floor.
                 "dead-letter-floor": {},
-                "idle": nested(dict.fromkeys(self.idle, 1)),
-                "offsets-after": nested(self.offsets_after),
-                "leader-epochs": nested(self.leader_epochs),
+                "idle": nest_by_topic(dict.fromkeys(self.idle, 1)),
+                "offsets-after": nest_by_topic(self.offsets_after),
+                "leader-epochs": nest_by_topic(self.leader_epochs),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
@@ -156,9 +156,9 @@ class Journal:
             progress=tuple(RangeProgress(**p) for p in raw["progress"]),
             files=tuple(StagedFile.from_json(f) for f in raw["files"]),
             newest_dead_letters=BatchKey(*raw["letters-seen"]) if raw.get("letters-seen") else None,
-            idle=frozenset(flat(raw["idle"])),
-            offsets_after=flat(raw["offsets-after"]),
-            leader_epochs=flat(raw.get("leader-epochs", {})),
+            idle=frozenset(flatten_topics(raw["idle"])),
+            offsets_after=flatten_topics(raw["offsets-after"]),
+            leader_epochs=flatten_topics(raw.get("leader-epochs", {})),
             transaction=LastTransaction(*raw.get("transaction", ())),
             # Journals of earlier versions count no rows, or late rows only.
             windows=_parse_counts(raw.get("windows")),

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from frazil.errors import MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Span, TopicPartition
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
@@ -152,9 +155,9 @@ class Marker:
                 "epoch": self.at.epoch,
                 "batch": self.at.batch,
                 "settled": self.settled,
-                "offsets": nested(self.offsets),
-                "max-event-times-us": nested(self.max_event_times_us),
-                "idle": nested(dict.fromkeys(self.idle, 1)),
+                "offsets": nest_by_topic(self.offsets),
+                "max-event-times-us": nest_by_topic(self.max_event_times_us),
+                "idle": nest_by_topic(dict.fromkeys(self.idle, 1)),
                 "watermark-us": self.watermark_us,
                 "cluster-id": self.source.cluster_id,
                 "topic-ids": dict(self.source.topic_ids),
@@ -162,11 +165,11 @@ class Marker:
                 "sequence-number": self.sequence_number,
                 "batches": dict(sorted(self.batches.items())),
                 **({} if self.open_snapshot_id is None else {"open-snapshot-id": self.open_snapshot_id}),
-                **({"leader-epochs": nested(self.leader_epochs)} if self.leader_epochs else {}),
-                **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
-                **({"landed": nested(self.landed)} if self.landed else {}),
+                **({"leader-epochs": nest_by_topic(self.leader_epochs)} if self.leader_epochs else {}),
+                **({"rewritten": nest_by_topic(self.rewritten)} if self.rewritten else {}),
+                **({"landed": nest_by_topic(self.landed)} if self.landed else {}),
                 **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
-                **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
+                **({"given-up": nest_by_topic(self.given_up)} if self.given_up else {}),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
                 **({"own-table": self.own_table} if self.own_table else {}),
@@ -188,19 +191,19 @@ class Marker:
                 stream=stream,
                 at=BatchKey(raw["epoch"], raw["batch"]),
                 settled=BatchKey(*raw["settled"]) if raw["settled"] else None,
-                offsets=flat(raw["offsets"]),
+                offsets=flatten_topics(raw["offsets"]),
                 source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
-                max_event_times_us=flat(raw["max-event-times-us"]),
-                idle=frozenset(flat(raw["idle"])),
+                max_event_times_us=flatten_topics(raw["max-event-times-us"]),
+                idle=frozenset(flatten_topics(raw["idle"])),
                 watermark_us=raw["watermark-us"],
                 snapshot_id=raw["snapshot-id"],
                 sequence_number=raw["sequence-number"],
                 batches={int(epoch): batch for epoch, batch in raw["batches"].items()},
                 open_snapshot_id=raw.get("open-snapshot-id"),
-                leader_epochs=flat(raw.get("leader-epochs", {})),
-                rewritten=_spans(raw.get("rewritten", {})),
-                landed=flat(raw.get("landed", {})),
-                given_up=_spans(raw.get("given-up", {})),
+                leader_epochs=flatten_topics(raw.get("leader-epochs", {})),
+                rewritten=_parse_spans(raw.get("rewritten", {})),
+                landed=flatten_topics(raw.get("landed", {})),
+                given_up=_parse_spans(raw.get("given-up", {})),
                 adopted_rows=raw.get("adopted-rows", 0),
                 transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
@@ -231,36 +234,33 @@ def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
     return None if text is None else Marker.from_property(stream, text)
 
 
-def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return `{(topic, partition): n}` as nested JSON, sorted so that equal markers have equal text."""
-    out: dict[str, dict[str, int]] = {}
-    for (topic, partition), value in sorted(values.items()):
-        out.setdefault(topic, {})[str(partition)] = value
-    return out
+def try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
+    """Return the stream's marker from a table's properties; None if it does not exist or is unreadable."""
+    try:
+        return read_marker(properties, stream)
+    except MarkerUnreadable:
+        return None
 
 
-def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    """Convert a mapping from `nested` back to `{(topic, partition): n}`."""
-    return {
-        (topic, int(partition)): int(value)
-        for topic, partitions in values.items()
-        for partition, value in partitions.items()
-    }
+def nest_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
+    """Return `{(topic, partition): value}` as nested JSON, sorted so that equal markers have equal text."""
+    nested: dict[str, dict[str, T]] = {}
+    for (topic, partition), value in sorted(values.items(), key=itemgetter(0)):
+        nested.setdefault(topic, {})[str(partition)] = value
+    return nested
 
 
-def _nested_spans(values: Mapping[TopicPartition, tuple[Span, ...]]) -> dict[str, dict[str, Any]]:
-    out: dict[str, dict[str, Any]] = {}
-    for (topic, partition), spans in sorted(values.items()):
-        out.setdefault(topic, {})[str(partition)] = spans
-    return out
+def flatten_topics(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    """Convert a mapping of integers from `nest_by_topic` back to `{(topic, partition): n}`."""
+    return {tp: int(value) for tp, value in _flat_items(values)}
 
 
-def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tuple[Span, ...]]:
-    return {
-        (topic, int(partition)): tuple((start, end) for start, end in spans)
-        for topic, partitions in values.items()
-        for partition, spans in partitions.items()
-    }
+def _parse_spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tuple[Span, ...]]:
+    return {tp: tuple((start, end) for start, end in spans) for tp, spans in _flat_items(values)}
+
+
+def _flat_items(values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[TopicPartition, Any]]:
+    return (((topic, int(part)), value) for topic, parts in values.items() for part, value in parts.items())
 
 
 def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
@@ -313,8 +313,5 @@ def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
 
     The streams need not be declared. Raises `MarkerUnreadable`.
     """
-    return {
-        name.removeprefix(PROPERTY_PREFIX): Marker.from_property(name.removeprefix(PROPERTY_PREFIX), text)
-        for name, text in properties.items()
-        if name.startswith(PROPERTY_PREFIX)
-    }
+    streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
+    return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

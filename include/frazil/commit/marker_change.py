@@ -24,7 +24,7 @@ from frazil.commit.committer import dead_letter_ends
 from frazil.commit.followers import NO_BATCH
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
-from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate, prepare_commit
+from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate, commit_marker
 from frazil.commit.marker import (
     BatchKey,
     Marker,
@@ -34,12 +34,13 @@ from frazil.commit.marker import (
     open_branch,
     property_name,
     read_marker,
+    try_read_marker,
 )
 from frazil.commit.open_branch import BranchChange, files_of, release_waiting_files
 from frazil.commit.reset import NO_OFFSETS, BeforeReset, Offsets, is_rolled_back, marker_after_reset
-from frazil.commit.settle import highest_epoch
+from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot, commit_snapshots
+from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.commit.sweep import bare_path, batch_folders, referenced
 from frazil.commit.waiting_files import Note, load_note, write_note
 from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
@@ -103,10 +104,7 @@ def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, 
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
     def move(table: Table) -> Marker:
-        try:
-            before = read_marker(table.metadata.properties, tables.stream)
-        except MarkerUnreadable:
-            before = None
+        before = try_read_marker(table.metadata.properties, tables.stream)
         known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
         topics = source
@@ -217,10 +215,7 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
     for target, handle in tables.targets.items():
         table = handle.current()
         found |= {key.epoch for key, _ in batch_folders(tables.store_of(target), table, tables.stream)}
-        for snapshot in ancestors(table.metadata):
-            summary = snapshot.summary
-            if summary and summary.get("frazil.stream") == tables.stream:
-                found.add(int(summary.get("frazil.epoch") or 0))
+        found |= epochs_in_summaries(ancestors(table.metadata), tables.stream)
     return max(found, default=0)
 
 
@@ -309,8 +304,7 @@ def write_first_marker(
     def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
         return first if found is None else Done(found)
 
-    commit = prepare_commit(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
-    commit_snapshots((commit,), retry_policy=tables.retry_policy)
+    commit_marker(tables, handle, decide, summary={"frazil.operation": "follow"})
 
 
 def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
@@ -322,10 +316,7 @@ def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> Non
     """
 
     def decide(table: Table) -> Marker:
-        try:
-            before = read_marker(table.metadata.properties, tables.stream)
-        except MarkerUnreadable:
-            before = None
+        before = try_read_marker(table.metadata.properties, tables.stream)
         now = tables.marker()  # read after the routed table, so it is never behind that table's marker
         if before is None or now is None or is_ahead(before, now) or not is_ahead(before, default_marker):
             return _up_to_date_marker(default_marker)

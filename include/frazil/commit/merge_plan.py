@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from pyiceberg.conversions import from_bytes, to_bytes
@@ -29,9 +29,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
+from pyiceberg.types import PrimitiveType, UUIDType
 
-from frazil.commit.manifest_lists import manifests_of
+from frazil.commit.manifest_lists import live_manifests
 from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
@@ -45,6 +45,7 @@ SPLIT_BYTES = 64 * 2**20
 the split saves.
 """
 
+F = TypeVar("F", StagedFile, TableFile)
 Values = tuple[Any, ...]
 """The values of the partition fields that depend only on the key."""
 Bounds = tuple[tuple[Any, Any], ...]
@@ -89,7 +90,7 @@ def plan_merge(
     """
     check_format(table)
     head = head_of(table.metadata)
-    manifests = [m for m in manifests_of(head, table.io) if _is_live(m)] if head else []
+    manifests = live_manifests(head, table.io)
     if not changes:
         return MergePlan((), (), {}, manifests, {})
     wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
@@ -119,10 +120,6 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
     return table.schema().select(*key)
 
 
-def _is_live(manifest: ManifestFile) -> bool:
-    return manifest.has_added_files() or manifest.has_existing_files()
-
-
 class _ChangeIndex:
     """The groups, key bounds and partition values of a batch's changes. They select the manifests and files to read."""
 
@@ -150,22 +147,14 @@ class _ChangeIndex:
         self._evaluators: dict[int, Any] = {}
 
     def _decided_of(self, partition: PartitionKey) -> Values:
-        return tuple(
-            None if (text := partition[i]) is None else from_bytes(self._types[i], base64.b64decode(text))
-            for i in self.decided
-        )
+        return tuple(_decode(self._types[i], partition[i]) for i in self.decided)
 
     def values_of(self, file: DataFile) -> Values | None:
         """Return the group values of a file of the table; None for a file of another partition spec."""
         return tuple(_plain_value(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
 
-    def _box(self, files: Iterable[StagedFile]) -> Bounds:
-        return tuple(
-            _bounds_of_files(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files])
-            if has_certain_bounds(kind)
-            else (None, None)
-            for i, kind in self._kinds
-        )
+    def _box(self, files: Sequence[StagedFile]) -> Bounds:
+        return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_hold(self, manifest: ManifestFile) -> bool:
         """Return whether a manifest may list files with the changes' keys, according to its partition summaries."""
@@ -223,14 +212,6 @@ class _ChangeIndex:
         return True
 
 
-def has_certain_bounds(kind: IcebergType) -> bool:
-    """Return whether all engines order a column's values in the same way.
-
-    False for UUIDs: Java compares the halves of a UUID as signed numbers.
-    """
-    return not isinstance(kind, UUIDType)
-
-
 def _plain_value(value: Any) -> Any:
     """Convert a partition value to the form that `from_bytes` returns. Avro represents UUIDs differently."""
     return value.bytes if isinstance(value, UUID) else value
@@ -246,13 +227,16 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
     return []
 
 
-def _bounds_of_files(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
-    """Return the minimum and maximum of several files' bounds. Each is None if it is unknown for some file."""
-    ends: list[list[Any]] = [
-        [None if text is None else from_bytes(kind, base64.b64decode(text)) for text in side]
-        for side in zip(*bounds, strict=True)
-    ]
-    lower, upper = ends or ([], [])
+def _decode(kind: PrimitiveType, text: str | None) -> Any:
+    return None if text is None else from_bytes(kind, base64.b64decode(text))
+
+
+def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile]) -> tuple[Any, Any]:
+    """Return the minimum and maximum of a column in staged files. Each is None if it is unknown for some file."""
+    if isinstance(kind, UUIDType):  # engines order UUIDs differently: Java compares the halves as signed numbers
+        return None, None
+    lower = [_decode(kind, f.lower_bounds.get(field_id)) for f in files]
+    upper = [_decode(kind, f.upper_bounds.get(field_id)) for f in files]
     return None if None in lower else min(lower, default=None), None if None in upper else max(upper, default=None)
 
 
@@ -354,7 +338,12 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
             f"{file.file_path} is not a Parquet file, and a stream with mode: upsert can read only Parquet. "
             "Compact the table with the engine that wrote the file, then start again"
         )
-    found = deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition)
+    return make_table_file(
+        file, deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition), keys
+    )
+
+
+def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: PartitionKeys) -> TableFile:
     path = file.file_path.encode()
     return TableFile(
         path=file.file_path,
@@ -363,13 +352,13 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
         spec_id=file.spec_id,
         partition=keys.for_file(file),
         deletes=tuple(
-            DeleteFile(d.file_path, d.record_count, alone=path_bounds(d) == (path, path))
-            for d in sorted(found, key=lambda d: d.file_path)
+            DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
+            for d in sorted(deletes, key=lambda d: d.file_path)
         ),
     )
 
 
-def path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
+def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
     return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
 
 
@@ -379,7 +368,11 @@ def _divide(
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
-    pieces = [(g, files) for g in large for files in split_files(g.files, share)]
+    pieces = [
+        (g, files)
+        for g in large
+        for files in split_files(g.files, min(len(g.files), max(2, round(sum(f.bytes for f in g.files) / share))))
+    ]
     bins = _assign_bins(whole, max(1, parallelism - len(pieces)), before)
     tasks: list[MergeTask] = []
     for number in sorted(set(bins.values())):
@@ -400,10 +393,9 @@ def sort_files(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
     return tuple(sorted(files, key=lambda f: f.path))
 
 
-def split_files(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
-    """Split a group's files into lists, each with about `share` bytes."""
-    count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
-    pieces: list[list[TableFile]] = [[] for _ in range(count)]
+def split_files(files: Sequence[F], count: int) -> list[list[F]]:
+    """Split files into `count` lists, with about the same number of bytes in each."""
+    pieces: list[list[F]] = [[] for _ in range(count)]
     sizes = [0] * count
     for file in sorted(files, key=lambda f: (-f.bytes, f.path)):
         smallest = sizes.index(min(sizes))

@@ -13,16 +13,14 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 from frazil.commit.late_rows import windows_summary
-from frazil.commit.manifest_writing import metadata_folder, write_with_removals
 from frazil.commit.merge_plan import MergePlan
 from frazil.commit.mode import UPSERTS, MergingMode, merge_rules, merging_mode
-from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
+from frazil.commit.snapshot import Prepared, SnapshotWriter, base_without
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
@@ -141,7 +139,11 @@ class MergeWriter:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
-        base = _base_with_removals(gone, plan, table, head, snapshot_id) if gone else None
+        base = None
+        if gone:
+            base = base_without(
+                gone, plan.manifests, lambda m: plan.read.get(m.manifest_path, ()), table=table, snapshot_id=snapshot_id
+            )
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
         reported = self._summary_counts(results, context.rules)
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
@@ -206,23 +208,3 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
         if manifest.sequence_number >= sequence_number
     }
     return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
-
-
-def _base_with_removals(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
-    """Return the manifests that the snapshot keeps. Manifests that list removed files are rewritten."""
-    stays: list[ManifestFile] = []
-    written: list[ManifestFile] = []
-    left: list[DataFile] = []
-    for manifest in plan.manifests:
-        entries = plan.read.get(manifest.manifest_path, ())
-        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in gone]
-        if not leaving:
-            stays.append(manifest)
-            continue
-        path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
-        written.append(write_with_removals(gone, manifest, entries, path=path, table=table, snapshot_id=snapshot_id))
-        stays.append(written[-1])
-        left += leaving
-    if missing := gone - {file.file_path for file in left}:
-        raise ValueError(f"a merge replaced files that its plan did not have: {sorted(missing)}")
-    return Base(stays, left, head.summary if head else None, written)

@@ -8,15 +8,13 @@ Each task of the last round takes some of the batch's own files.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
 
-from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Or
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
 
@@ -26,15 +24,15 @@ from frazil.commit.merge_plan import (
     MergePlan,
     PartitionKeys,
     check_format,
-    has_certain_bounds,
+    column_bounds,
     key_schema,
-    path_bounds,
+    make_table_file,
     sort_files,
     split_files,
 )
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.merge.contract import MergeRules, MergeTask, TableFile
 from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
@@ -65,26 +63,13 @@ def plan_repeats(
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
     files = _files_near(table, staged, rules)
     weight = sum(file.bytes for file in files)
-    count = max(1, min(parallelism, len(files), weight // SPLIT_BYTES + 1))
-    pieces = split_files(files, weight / count) if count > 1 else [files] if files else []
+    pieces = split_files(files, min(len(files), max(1, min(parallelism, weight // SPLIT_BYTES + 1))))
     tasks = tuple(MergeTask(n, paths, sort_files(piece), inserts=False) for n, piece in enumerate(pieces))
     after = tuple(task.index for task in tasks)
-    shares = _divide_staged(staged, max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1)))
+    count = max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1))
+    shares = [tuple(sorted(f.path for f in share)) for share in split_files(staged, min(count, len(staged)))]
     last = tuple(InsertTask(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
     return MergePlan(tasks, last, {}, (), {})
-
-
-def _divide_staged(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
-    """Divide the paths of the staged files among the tasks of the last round, with about the same bytes for each
-    task.
-    """
-    shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
-    sizes = [0] * len(shares)
-    for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
-        smallest = sizes.index(min(sizes))
-        shares[smallest].append(file.path)
-        sizes[smallest] += file.bytes
-    return [tuple(sorted(share)) for share in shares]
 
 
 def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
@@ -134,12 +119,8 @@ def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any,
     """Return the minimum and maximum of a column in staged files; None if the bounds of a file are unknown."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)
-    lower = [file.lower_bounds.get(field.field_id) for file in staged]
-    upper = [file.upper_bounds.get(field.field_id) for file in staged]
-    if None in lower or None in upper or not has_certain_bounds(field.field_type):
-        return None
-    smallest = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
-    return smallest, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
+    bounds = column_bounds(field.field_id, field.field_type, staged)
+    return None if None in bounds else bounds
 
 
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
@@ -150,16 +131,4 @@ def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
                 f"{one.file_path} is not a Parquet file of rows or of position deletes, and a stream with dedupe can "
                 "read only these. Compact the table with the engine that wrote the file, then start again"
             )
-    return TableFile(
-        path=file.file_path,
-        records=file.record_count,
-        bytes=file.file_size_in_bytes,
-        spec_id=file.spec_id,
-        partition=layouts.for_file(file),
-        deletes=tuple(_delete_file(d, file) for d in sorted(scanned.delete_files, key=lambda d: d.file_path)),
-    )
-
-
-def _delete_file(found: DataFile, file: DataFile) -> DeleteFile:
-    path = file.file_path.encode()
-    return DeleteFile(found.file_path, found.record_count, alone=path_bounds(found) == (path, path))
+    return make_table_file(file, scanned.delete_files, layouts)

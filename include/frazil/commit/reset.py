@@ -17,11 +17,11 @@ from frazil.commit.marker import (
     keep_same_topics,
     merge_identities,
     property_name,
-    read_marker,
+    try_read_marker,
 )
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.errors import RolledBack
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
 
@@ -103,10 +103,7 @@ def before_reset(tables: StreamTables) -> BeforeReset:
     """Read the stream's marker, and determine the offsets up to which main has the stream's records."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
-    try:
-        marker = read_marker(table.metadata.properties, tables.stream)
-    except MarkerUnreadable:
-        marker = None
+    marker = try_read_marker(table.metadata.properties, tables.stream)
     rolled_back = marker is not None and is_rolled_back(table, marker, name=tables.main.identifier)
     if marker is not None and not rolled_back:
         return BeforeReset(marker, text, marker.offsets, marker.source, rolled_back=False)

@@ -21,16 +21,15 @@ from numpy.typing import NDArray
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.dead_letter_counts import count_recent, dead_letter_summary
-from frazil.commit.manifest_lists import manifests_of
-from frazil.commit.manifest_writing import metadata_folder, write_with_removals
-from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
+from frazil.commit.manifest_lists import live_manifests
+from frazil.commit.snapshot import Base, Prepared, SnapshotWriter, base_without
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
@@ -151,8 +150,8 @@ class _FileRewrite:
     change: RowChange
     now_ms: int
     staged: tuple[StagedFile, ...] = ()
-    replaced: dict[str, DataFile] = field(default_factory=dict)
-    """The files that the copies replace, by path."""
+    replaced: set[str] = field(default_factory=set)
+    """The paths of the files that the copies replace."""
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
@@ -172,7 +171,7 @@ class _FileRewrite:
         try:
             for task in tasks:
                 if self._holds_any(task):
-                    self.replaced[task.file.file_path] = task.file
+                    self.replaced.add(task.file.file_path)
                     self._copy(task, writer)
             self.staged = tuple(writer.finish())
         except BaseException:
@@ -206,28 +205,13 @@ class _FileRewrite:
 
     def base(self, snapshot_id: int) -> Base:
         """Return the manifests that the snapshot keeps. Manifests that list replaced files are rewritten."""
-        head = head_of(self.table.metadata)
-        stays: list[ManifestFile] = []
-        written: list[ManifestFile] = []
-        for manifest in manifests_of(head, self.table.io) if head else ():
-            if not (manifest.has_added_files() or manifest.has_existing_files()):
-                continue
-            entries = (
-                manifest.fetch_manifest_entry(self.table.io, discard_deleted=True)
-                if self.replaced and manifest.content is ManifestContent.DATA
-                else []
-            )
-            if any(entry.data_file.file_path in self.replaced for entry in entries):
-                path = f"{metadata_folder(self.table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
-                written.append(
-                    write_with_removals(
-                        self.replaced, manifest, entries, path=path, table=self.table, snapshot_id=snapshot_id
-                    )
-                )
-                stays.append(written[-1])
-            else:
-                stays.append(manifest)
-        return Base(stays, [*self.replaced.values()], head.summary if head else None, written)
+
+        def read_entries(manifest: ManifestFile) -> list[ManifestEntry]:
+            reads = self.replaced and manifest.content is ManifestContent.DATA
+            return manifest.fetch_manifest_entry(self.table.io, discard_deleted=True) if reads else []
+
+        manifests = live_manifests(head_of(self.table.metadata), self.table.io)
+        return base_without(self.replaced, manifests, read_entries, table=self.table, snapshot_id=snapshot_id)
 
 
 MAX_ERROR_CHARACTERS = 1000

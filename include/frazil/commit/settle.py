@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer
@@ -131,15 +132,13 @@ def highest_epoch(tables: StreamTables) -> int:
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
         found |= {marker.at.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
-        found |= set(_epochs_in_history(table, tables.stream))
+        found |= epochs_in_summaries(table.metadata.snapshots, tables.stream)
         folders = tables.store_of(target).list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)
         found |= {int(name) for name in names if name.isdigit()}
     return max(found, default=0)
 
 
-def _epochs_in_history(table: Table, stream: str) -> Iterator[int]:
-    for snapshot in table.metadata.snapshots:
-        summary = snapshot.summary
-        if summary and summary.get("frazil.stream") == stream:
-            yield int(summary.get("frazil.epoch") or 0)
+def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:
+    summaries = [s.summary for s in snapshots if s.summary and s.summary.get("frazil.stream") == stream]
+    return {int(summary.get("frazil.epoch") or 0) for summary in summaries}

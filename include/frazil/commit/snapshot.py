@@ -11,11 +11,11 @@ import base64
 import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -35,8 +35,15 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from frazil.commit.manifest_lists import ListWriter, add_manifests, manifests_of
-from frazil.commit.manifest_writing import Layout, avro_codec, manifest_content, metadata_folder, write_added
+from frazil.commit.manifest_lists import ListWriter, add_manifests, live_manifests
+from frazil.commit.manifest_writing import (
+    Layout,
+    avro_codec,
+    manifest_content,
+    metadata_folder,
+    write_added,
+    write_with_removals,
+)
 from frazil.ingest.contract import Content, StagedFile
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
@@ -113,7 +120,7 @@ class SnapshotWriter:
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        base = self.base or Base(_live_manifests(parent, table), (), parent.summary if parent else None)
+        base = self.base or Base(live_manifests(parent, table.io), (), parent.summary if parent else None)
         number = metadata.next_sequence_number() + self.ahead
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
@@ -212,10 +219,36 @@ class SnapshotWriter:
             yield Layout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
-def _live_manifests(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """Return the parent's manifests that list live files. Readers would open the other manifests for nothing."""
-    manifests = manifests_of(parent, table.io) if parent else []
-    return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
+def base_without(
+    removed: Collection[str],
+    manifests: Iterable[ManifestFile],
+    read_entries: Callable[[ManifestFile], Sequence[ManifestEntry]],
+    *,
+    table: Table,
+    snapshot_id: int,
+) -> Base:
+    """Return the manifests that a snapshot of main keeps without the files at the paths `removed`.
+
+    Manifests that list such files are rewritten. `read_entries` returns a manifest's live entries.
+    """
+    stays: list[ManifestFile] = []
+    written: list[ManifestFile] = []
+    leaves: list[DataFile] = []
+    for manifest in manifests:
+        entries = read_entries(manifest)
+        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in removed]
+        if leaving:
+            path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
+            manifest = write_with_removals(  # noqa: PLW2901 - the rewritten manifest replaces it
+                removed, manifest, entries, path=path, table=table, snapshot_id=snapshot_id
+            )
+            written.append(manifest)
+        stays.append(manifest)
+        leaves += leaving
+    if missing := set(removed) - {file.file_path for file in leaves}:
+        raise ValueError(f"files to remove are in no manifest that was read: {sorted(missing)}")
+    head = head_of(table.metadata)
+    return Base(stays, leaves, head.summary if head else None, written)
 
 
 def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:

@@ -12,19 +12,15 @@ topic-partitions are ordered by Kafka's timestamps.
 from __future__ import annotations
 
 import bisect
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import (
     OFFSET,
     PARTITION,
@@ -36,22 +32,12 @@ from frazil.merge.changes import (
     encode_partitions,
     ranks,
 )
-from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import Counts, MergeResult
 from frazil.merge.locate import KeyIndex
-from frazil.merge.table_files import Reader
+from frazil.merge.table_files import TaskRun, rows_without
 
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-
-def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None]) -> MergeResult:
-    """Run the task. Raises the storage's errors; the files of a failed task are removed if possible."""
-    run = _Task(context, task, on_progress)
-    try:
-        return run.result()
-    except BaseException:
-        run.writer.abort()
-        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +57,8 @@ class _Batch:
     """The number of each file's first row, followed by the total number of rows."""
 
 
-@dataclass
-class _Task:
-    context: MergeContext
-    task: MergeTask
-    on_progress: Callable[[int], None]
-
-    def __post_init__(self) -> None:
-        target = self.context.target
-        io: FileIO = load_file_io(dict(target.io), location=target.folder)
-        self.reader = Reader(io, target.properties, self.on_progress)
-        self.schema = Schema.model_validate_json(target.schema_json)
-        self.writer = TableWriter(target, "main", io=io, file_name=file_namer(self.task.index, 0))
+class RepeatsRun(TaskRun):
+    """One run of a task that drops repeats."""
 
     def result(self) -> MergeResult:
         batch = self._batch()
@@ -149,9 +125,7 @@ class _Task:
             deleted = self.reader.deleted_positions(file)
             with self.reader.open(file.path) as data:
                 for start, rows in data.row_groups(schema):
-                    stays = np.ones(rows.num_rows, np.bool_)
-                    stays[deleted[(deleted >= start) & (deleted < start + rows.num_rows)] - start] = False
-                    pending.append(rows.filter(pa.array(stays)))
+                    pending.append(rows_without(rows, start, deleted))
             if sum(rows.num_rows for rows in pending) >= together:
                 yield pa.concat_tables(pending)
                 pending = []
@@ -172,33 +146,18 @@ class _Task:
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
         """Rewrite the files of this task's share that have repeats, and count the rows that are kept and dropped."""
         replaced, share = [], set(self.task.share)
-        counts, windows = Counts(), Counter[int]()
+        counts = Counts()
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
             if path not in share:
                 continue
             gone = repeated[start:end]
-            windows.update(self._windows(batch.times[start:end][~gone]))
+            self.count_windows(batch.times[start:end][~gone])
             counts += Counts(inserted=int((~gone).sum()), repeated=int(gone.sum()))
             if gone.any():
                 replaced.append(path)
-                self._copy(path, gone)
+                self.copy(path, np.flatnonzero(gone))
         files = tuple(self.writer.finish())
-        return MergeResult(files, tuple(replaced), (), counts, b"", dict(windows), self.reader.bytes_read)
-
-    def _copy(self, path: str, gone: Mask) -> None:
-        schema = self.writer.layout.arrow_schema
-        with self.reader.open(path) as data:
-            for start, rows in data.row_groups(self.schema):
-                stays = ~gone[start : start + rows.num_rows]
-                if stays.any():
-                    self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
-
-    def _windows(self, times: Numbers) -> dict[int, int]:
-        window_us = self.context.rules.window_us
-        if window_us is None:
-            return {}
-        starts, rows = np.unique(times // window_us * window_us, return_counts=True)
-        return dict(zip(starts.tolist(), rows.tolist(), strict=True))
+        return MergeResult(files, tuple(replaced), (), counts, b"", dict(self.windows), self.reader.bytes_read)
 
 
 def repeats_of_table(

@@ -1,9 +1,11 @@
-"""Reads a table's data files and position-delete files, and writes position-delete files."""
+"""Reads a table's data files and position-delete files, and writes new ones."""
 
 from __future__ import annotations
 
 import base64
 import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.conversions import to_bytes
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import parse_mapping_from_json
@@ -23,8 +25,9 @@ from pyiceberg.types import ListType, LongType, MapType, StringType
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
+from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import column
-from frazil.merge.contract import DeleteFile, TableFile
+from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 
 NAME_MAPPING = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
@@ -172,6 +175,66 @@ class DataReader:
         """The position of the first row of each row group."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
+
+
+@dataclass
+class TaskRun(ABC):
+    """One run of a task: reads the task's files, and writes new files of the table."""
+
+    context: MergeContext
+    task: MergeTask
+    on_progress: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        target = self.context.target
+        self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
+        self.reader = Reader(self.io, target.properties, self.on_progress)
+        self.schema = Schema.model_validate_json(target.schema_json)
+        self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
+        self.windows = Counter[int]()
+        self.staged: list[StagedFile] = []
+        """Files that were not written by `writer`."""
+
+    def run(self) -> MergeResult:
+        """Run the task. If it fails, the files that it wrote are removed if possible."""
+        try:
+            return self.result()
+        except BaseException:
+            self.writer.abort()
+            for file in self.staged:
+                self.io.delete(file.path)
+            raise
+
+    @abstractmethod
+    def result(self) -> MergeResult: ...
+
+    def write(self, rows: pa.Table) -> pa.Table:
+        """Write rows, and return them in the table's schema."""
+        schema = self.writer.layout.arrow_schema
+        rows = rows.select(schema.names).cast(schema)
+        self.writer.add(rows)
+        return rows
+
+    def copy(self, path: str, leaving: NDArray[np.int64]) -> None:
+        """Write the rows of a file again, except the rows at the positions `leaving`."""
+        with self.reader.open(path) as data:
+            for start, rows in data.row_groups(self.schema):
+                stays = rows_without(rows, start, leaving)
+                if stays.num_rows:
+                    self.write(stays)
+
+    def count_windows(self, times: NDArray[np.int64]) -> None:
+        """Count rows by window. `times` are their event times in microseconds since 1970."""
+        if window_us := self.context.rules.window_us:
+            starts, counts = np.unique(times // window_us * window_us, return_counts=True)
+            self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+
+
+def rows_without(rows: pa.Table, start: int, leaving: NDArray[np.int64]) -> pa.Table:
+    """Return the rows of a row group that begins at position `start`, except those at the positions `leaving`."""
+    stays = np.ones(rows.num_rows, np.bool_)
+    stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
+    return rows.filter(pa.array(stays))
 
 
 def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import NewestChanges, column, find_newest_changes
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, RowRemoval, TableFile
 from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
@@ -29,8 +25,8 @@ from frazil.merge.outcome import (
     stale_changes,
     unchanged_rows,
 )
-from frazil.merge.repeats import drop_repeats
-from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
+from frazil.merge.repeats import RepeatsRun
+from frazil.merge.table_files import TaskRun, arrow_schema, write_position_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 """The number for a missing event time."""
@@ -44,14 +40,8 @@ def merge(
     A task of a stream with dedupe runs `frazil.merge.repeats` instead. `on_progress` is called repeatedly with the
     number of rows read so far; it may raise an exception to end the task.
     """
-    if context.changes.content == "candidates":
-        return drop_repeats(context, task, on_progress=on_progress)
-    run = _Merge(context, task, on_progress)
-    try:
-        return run.result()
-    except BaseException:
-        run.abort()
-        raise
+    kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
+    return kind(context, task, on_progress).run()
 
 
 @dataclass(slots=True)
@@ -63,27 +53,11 @@ class _RemovedRows:
     """Positions of the rows that this merge removes from the file."""
 
 
-@dataclass
-class _Merge:
-    context: MergeContext
-    task: MergeTask
-    on_progress: Callable[[int], None]
-    counts: Counts = field(default_factory=Counts)
-    windows: Counter[int] = field(default_factory=Counter)
-    staged: list[StagedFile] = field(default_factory=list)
-
+class _MergeRun(TaskRun):
     def __post_init__(self) -> None:
-        target = self.context.target
-        self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
-        self.reader = Reader(self.io, target.properties, self.on_progress)
-        self.schema = Schema.model_validate_json(target.schema_json)
+        super().__post_init__()
         self.ids = {field.name: field.field_id for field in self.schema.fields}
-        self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
-
-    def abort(self) -> None:
-        self.writer.abort()
-        for file in self.staged:
-            self.io.delete(file.path)
+        self.counts = Counts()
 
     def result(self) -> MergeResult:
         rules, task = self.context.rules, self.task
@@ -138,9 +112,9 @@ class _Merge:
             deleted=int((gone & first).sum()),
             updated=int((new & first).sum()),
         )
-        self._write(changes.filter(pa.array(new & first)))
-        self._put(changes.filter(pa.array(renews & first)))
-        self._count_windows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
+        self._write_counted(changes.filter(pa.array(new & first)))
+        self.write(changes.filter(pa.array(renews & first)))
+        self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
         # If other programs wrote a key twice, one row stays.
         return found.positions[(gone | new | renews) & first | ~old & ~first]
 
@@ -159,26 +133,16 @@ class _Merge:
     def _insert(self, unmatched: NewestChanges) -> None:
         gone = delete_mask(unmatched.rows)
         self._count(unchanged=int(gone.sum()), inserted=int((~gone).sum()))
-        self._write(unmatched.rows.filter(pa.array(~gone)))
+        self._write_counted(unmatched.rows.filter(pa.array(~gone)))
 
-    def _write(self, rows: pa.Table) -> None:
+    def _write_counted(self, rows: pa.Table) -> None:
         if rows.num_rows:
-            self._count_windows(self._put(rows))
+            self._count_rows(self.write(rows))
 
-    def _put(self, rows: pa.Table) -> pa.Table:
-        schema = self.writer.layout.arrow_schema
-        rows = rows.select(schema.names).cast(schema)
-        self.writer.add(rows)
-        return rows
-
-    def _count_windows(self, rows: pa.Table) -> None:
-        """Count rows by window."""
-        rules = self.context.rules
-        if rules.event_time is None or rules.window_us is None or not rows.num_rows:
-            return
-        times = column(rows, rules.event_time).drop_null().cast(pa.int64()).to_numpy()
-        starts, counts = np.unique(times // rules.window_us * rules.window_us, return_counts=True)
-        self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+    def _count_rows(self, rows: pa.Table) -> None:
+        event_time = self.context.rules.event_time
+        if event_time is not None and rows.num_rows:
+            self.count_windows(column(rows, event_time).drop_null().cast(pa.int64()).to_numpy())
 
     def _remove_rows(self, leaving: list[_RemovedRows]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Rewrite data files, or write delete files for them. Returns the paths of data files and of delete files to
@@ -195,7 +159,7 @@ class _Merge:
             for one in of:
                 file, gone = one.found.file, np.union1d(one.positions, one.found.deleted)
                 if file.path in rewritten_paths:
-                    self._copy(file, gone)
+                    self.copy(file.path, gone)
                     replaced.append(file.path)
                 elif len(one.positions):
                     self.staged.append(write_position_deletes(self.io, file, gone, folder=self.context.target.folder))
@@ -203,16 +167,6 @@ class _Merge:
                     continue
                 dropped += [delete.path for delete in file.deletes if delete.alone]
         return tuple(replaced), tuple(dropped)
-
-    def _copy(self, file: TableFile, without: NDArray[np.int64]) -> None:
-        schema = self.writer.layout.arrow_schema
-        with self.reader.open(file.path) as data:
-            for start, rows in data.row_groups(self.schema):
-                stays = np.ones(rows.num_rows, np.bool_)
-                positions = without[(without >= start) & (without < start + rows.num_rows)] - start
-                stays[positions] = False
-                if stays.any():
-                    self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
 
     def _count(self, **found: int) -> None:
         self.counts += dataclasses.replace(Counts(), **found)

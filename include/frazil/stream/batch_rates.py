@@ -9,7 +9,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
-from frazil.commit.manifest_lists import manifests_of
+from frazil.commit.manifest_lists import read_manifests
 from frazil.errors import StaleBatch
 from frazil.host.exchange import Exchange
 from frazil.ingest.contract import RangeProgress
@@ -39,7 +39,7 @@ def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
     these snapshots again.
     """
     main = list(ancestors(table.metadata))
-    manifests = len(manifests_of(main[0], table.io)) if main else 0
+    manifests = len(read_manifests(main[0], table.io)) if main else 0
     return Measure(len(main), manifests, commit_s, at_ms)
 
 
