@@ -48,10 +48,7 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offset of each topic-partition before which rejected records are accepted.
-
-    Topics that were recreated since the acceptance are left out.
-    """
+    """Return the offsets before which rejected records are accepted, except those of recreated topics."""
     found = _read(tables)
     return keep_same_topics(found.offsets, found.source, source) if found else {}
 

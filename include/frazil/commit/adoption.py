@@ -82,9 +82,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream that had this name or has read topics of this source; None if none
-    exists.
-    """
+    """Return a forgotten stream that had this name or has read topics of this source; None if none exists."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     notes = (name for name in sorted(properties) if name.startswith(FORGOTTEN_PREFIX))
@@ -119,13 +117,13 @@ def _has_read(note: str, source: SourceIdentity) -> bool:
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """Return the topic ids in a note: a mapping from cluster id to topic to topic id."""
+    """Return a note's topic ids, by cluster id and topic."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 
 
 def _parse_note(text: str) -> Mapping[str, Any]:
-    """Parse a note. Returns an empty mapping if the note has another format or was edited by hand."""
+    """Parse a note; an empty mapping if it has another format or was edited by hand."""
     try:
         raw = json.loads(text)
         return raw if raw["format"] == FORMAT_VERSION else {}
@@ -136,8 +134,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which a stream begins: after the records that other streams have read, or else at
-    `starts`.
-    """
+    """Return where a stream begins: after the records that other streams have read, or else at `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

@@ -27,10 +27,7 @@ _HEADER_WRITER = construct_writer(META_SCHEMA)
 
 @dataclass(frozen=True, slots=True)
 class AvroEncoding:
-    """Schema, schema JSON and encoder of Avro files of one kind.
-
-    Threads may share an encoding, because encoders keep no state between records.
-    """
+    """Schema, schema JSON and encoder of one kind of Avro file. Threads may share it: encoders keep no state."""
 
     file_schema: Schema
     schema_name: str
@@ -45,13 +42,9 @@ class AvroEncoding:
 
 
 class PreparedAvroFile(AvroOutputFile[D]):
-    """An Avro file that is written with a resolved encoding.
-
-    Its bytes equal those that PyIceberg writes, except for the random sync marker between blocks.
-    """
+    """An Avro file with a resolved encoding. Except for the random sync marker, its bytes equal PyIceberg's."""
 
     def __init__(self, output_file: OutputFile, form: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
-        """Store the encoding and the header metadata, which includes the compression codec."""
         self.output_file, self.file_schema, self.schema_name = output_file, form.file_schema, form.schema_name
         self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), form.writer
         self.metadata, self._schema_json = dict(metadata), form.schema_json

@@ -75,8 +75,7 @@ class BackfillMarker:
     runs: tuple[str, ...] = ()
     """The last named runs that took part, such as Airflow's runs, the most recent last.
 
-    Earlier versions of frazil recorded no runs. If an operator abandons a backfill without recorded runs, a run that
-    took part looks like a new run and starts the backfill once more. From then on the run's name is recorded.
+    Earlier versions recorded no runs. If an operator abandons such a backfill, its run starts the backfill once more.
     """
     abandoned_by: str = ""
     """The operator who abandoned the backfill. Empty if it was not abandoned, or if its own run abandoned it."""
@@ -108,10 +107,7 @@ class BackfillMarker:
         )
 
     def abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker of an abandoned backfill.
-
-        `by` is the operator who abandoned it; None if its own run did.
-        """
+        """Return the marker of a backfill that the operator `by` abandoned, or its own run if `by` is None."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -149,7 +145,7 @@ class BackfillMarker:
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Append the runs in `now` to the runs in `before`. Returns the last `MAX_RUNS` names, each once."""
+    """Return the last `MAX_RUNS` names, each once: those of `before`, then those of `now`."""
     return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
 
 
@@ -158,10 +154,7 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the name of the backfill branch, which is the same in the default table and the dead-letter table.
-
-    A stream has only one such name, so two of its backfills cannot run at the same time.
-    """
+    """Return the name of the backfill branch. Two backfills of a stream have the same, so only one can run."""
     return f"frazil-backfill-{stream}"
 
 
@@ -200,10 +193,7 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether a routed table has the rows of a backfill.
-
-    The table's properties name the last backfill that had rows for the table.
-    """
+    """Return whether a routed table's properties name this backfill, the last that had rows for the table."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

@@ -27,10 +27,7 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class BackfillRecord:
-    """The content of `_frazil/<stream>/backfills/<id>.json`: a description of the rows that the publishing commit adds.
-
-    The record is written before that commit.
-    """
+    """Describes the rows of a backfill in `_frazil/<stream>/backfills/<id>.json`. Written before they are published."""
 
     backfill: BackfillMarker
     late: Mapping[int, int]
@@ -42,9 +39,7 @@ class BackfillRecord:
 
     @property
     def selects(self) -> bool:
-        """Whether the backfill read only some records of its offset ranges: records with the requested event times, or
-        in the requested files.
-        """
+        """Whether the backfill read only records with certain event times, or in certain files."""
         return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:

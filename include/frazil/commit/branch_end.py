@@ -39,10 +39,7 @@ class BranchEnd:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch and its snapshots.
-
-        Snapshots that another branch or tag has are kept.
-        """
+        """Return the updates that remove the branch, and its snapshots that no other branch or tag has."""
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -61,8 +58,7 @@ class BranchEnd:
     def delete_unused(self, table: Table) -> None:
         """Delete the unused manifests.
 
-        Deletes nothing if a snapshot of the branch still exists: either the removal did not land, or the snapshot was
-        tagged.
+        Keeps them if a snapshot of the branch still exists: the removal did not land, or the snapshot was tagged.
         """
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
@@ -74,17 +70,12 @@ class BranchEnd:
 
 
 def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
-    """Return the commit requirement that the branch is unchanged; if it does not exist, that it still does not
-    exist.
-    """
+    """Return the requirement that the branch is unchanged, or still missing."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
 
 
 def _manifest_paths(snapshots: list[Snapshot], io: FileIO) -> set[str]:
-    """Return the paths of the snapshots' manifest lists and manifests.
-
-    Reads the lists in parallel, because one day of commits has more than a thousand.
-    """
+    """Return the paths of manifest lists and manifests. Reads in parallel: a day has over a thousand commits."""
     listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
     return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

@@ -121,10 +121,7 @@ class _Probe:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """Load the table from the catalog, as a reader does.
-
-        The commit's response may not show what the catalog stored.
-        """
+        """Load the table as a reader does: a commit's response may not show what the catalog stored."""
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: Prepared, second: Prepared) -> None:
@@ -139,7 +136,7 @@ class _Probe:
             self.found.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: Prepared) -> None:
-        """Attempt another commit from the base of the second commit, although the table has changed since that base."""
+        """Commit once more from the base of the second commit, although the table has changed since."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         refused = False
         try:
@@ -176,10 +173,7 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Yield a sentence for each operation that journals need and the storage does not support.
-
-    Tries a conditional put, a listing and a deletion of one object in the table's data folder.
-    """
+    """Put, list and delete an object in the table's data folder. Yield a sentence for each failed operation."""
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
@@ -196,7 +190,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """Yield the namespace. If it is missing, it is created, and dropped after the probe."""
+    """Yield the namespace. Create it if it is missing, and drop it again after the probe."""
     created = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -228,10 +222,7 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
 
 
 def _probe_folder(location: str) -> str:
-    """Return a folder for the probe's table below the stream's declared location.
-
-    frazil may not have permissions outside of that location. Listings skip the folder.
-    """
+    """Return a folder below the declared location, which frazil may access and which listings skip."""
     return f"{location.rstrip('/')}/{STATE}/_probe"
 
 
@@ -254,7 +245,6 @@ def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]
 
 
 def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
-    """Remove the tables that killed probes left behind."""
 
     def sweep() -> None:
         for identifier in catalog.list_tables(namespace):
@@ -281,7 +271,7 @@ def _remove(catalog: Catalog, table: Table) -> None:
 
 
 def _best_effort(purpose: str, action: Callable[[], object]) -> None:
-    """Run an action that may fail. An error is only logged; `purpose` completes the sentence in the log."""
+    """Run an action whose error is only logged; `purpose` completes the sentence in the log."""
     try:
         action()
     except Exception as error:
@@ -289,10 +279,7 @@ def _best_effort(purpose: str, action: Callable[[], object]) -> None:
 
 
 def _record(config: CatalogConfig) -> Path:
-    """Return the path of the file that records on this host that the catalog passed.
-
-    The file's name is a hash of the catalog's address, without credentials.
-    """
+    """Return the file that records on this host that the catalog passed. Its name is a hash of the address."""
     key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"
 

@@ -104,10 +104,7 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too.
-
-        Otherwise a suspended writer of an earlier epoch could still commit files there that frazil has discarded.
-        """
+        """Write the epoch to the dead-letter table too, so that no earlier writer commits discarded files there."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -178,20 +175,14 @@ class Committer:
         return committed
 
     def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Store in the marker the last batch that all routed tables have.
-
-        Starts with the stream's first routed batch.
-        """
+        """Store the last batch that all routed tables have, from the stream's first routed batch on."""
         if before.routed is None and not journal.routed:
             return marker
         complete = self.followers.complete_through if self.followers else before.routed or before.settled
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
-        """Move the rows on the stream's open branch to main.
-
-        An earlier declaration kept them there (`commit.align`).
-        """
+        """Move the rows that an earlier `commit.align` kept on the stream's open branch to main."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -210,8 +201,7 @@ class Committer:
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
         """Return the commit of the batch's dead letters.
 
-        A batch without dead letters still checks the dead-letter table: staging left out records that were already dead
-        letters.
+        Without dead letters, the table is still checked: staging left out records that were already dead letters.
         """
         files = journal.staged_for("dead-letters")
 
@@ -276,9 +266,7 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the key of the batch that last added dead letters to the dead-letter table; `NO_DEAD_LETTERS` without
-        one.
-        """
+        """Return the batch that last added dead letters to the table; `NO_DEAD_LETTERS` without one."""
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 
@@ -301,7 +289,6 @@ class Committer:
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
-    """Check that main and the open branch still have the stream's last commit. Raises `RolledBack`."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
@@ -337,7 +324,7 @@ def advance(marker: Marker, journal: Journal) -> Marker:
 def _check_can_land(
     table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
-    """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards the batch and stages it again."""
+    """Raise `StaleBatch` for a batch that can no longer land."""
     where = f"batch {journal.key} of stream {journal.stream!r}"
     if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
@@ -365,10 +352,7 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return each topic-partition's offset after its last dead letter, for a dead-letter table without a marker.
-
-    Reads the coordinates of all dead letters in the table.
-    """
+    """Return the offset after each topic-partition's last dead letter, for a table without a marker. Reads all."""
     head = head_of(table.metadata)
     if head is None or (head.summary and head.summary.get("total-records") == "0"):
         return {}

@@ -45,9 +45,7 @@ class CutStream:
     routed: tuple[str, ...] = ()
     """The stream's routed tables."""
     missing_since: BatchKey | None = None
-    """The first batch that a routed table did not have when the tables were loaded; None if every table had all
-    batches.
-    """
+    """The first batch that a routed table did not have when the tables were loaded; None if all had all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +59,7 @@ class CutTable:
     """The table's snapshot; None if the table had no snapshot at that time."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
-    """The last batch ("epoch-batch") of each stream in the snapshot. Has only streams with a batch in the unexpired
-    history.
-    """
+    """The last batch ("epoch-batch") of each stream in the snapshot's unexpired history."""
     watermarks_ms: Mapping[str, int]
     metadata_location: str = ""
 
@@ -102,10 +98,7 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot without excluded commits of the stream in its history.
-
-        `begin` is the lowest index to return.
-        """
+        """Return the newest index, from `begin` on, without excluded commits of the stream in its history."""
         return self._require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def index_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
@@ -113,9 +106,9 @@ class _MainHistory:
         return self._require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
     def _require_unexpired(self, index: int) -> int:
-        """Return the index. Raises FrazilError if the snapshot at that index has expired.
+        """Return the index. Raises FrazilError if its snapshot has expired.
 
-        An index one past the table's first snapshot is valid: it means that the table had no snapshot yet.
+        One past the table's first snapshot is valid: the table had no snapshot yet.
         """
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
@@ -217,7 +210,6 @@ def _settled_index(
 
 
 def _batches_after(line: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
-    """Return the batches that a table received after the first of the backfills in `later`."""
     first = max((index for index, s in enumerate(line.snapshots) if _backfill_id(s) in later), default=0)
     return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
 
@@ -233,10 +225,7 @@ def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 
 
 def _follower_index(line: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the index of the newest snapshot whose history has no snapshot that is left out.
-
-    A snapshot newer than `at_ms` is returned only if it has rows of the stream.
-    """
+    """Return the newest index without left-out snapshots. After `at_ms`, only rows of the stream count."""
     index = line.index_without(is_left_out)
     # Later changes by others (a compaction) are left out, as in the default table.
     while (
@@ -275,18 +264,18 @@ def _cut_table(
 
 
 def _batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the batch that a commit added; None for a take-over, an empty commit, or a commit of another writer."""
+    """Return the batch that a commit added; None for a commit without a batch."""
     record = _entry(snapshot, "frazil.commit-record")
     return parse_key(record) if record else None
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
-    """Return the id of the backfill or replay whose rows a snapshot added; None for other snapshots."""
+    """Return the id of the backfill or replay whose rows a snapshot added."""
     return _entry(snapshot, "frazil.backfill")
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the first batch of a routed table's snapshot that added several batches; None for other snapshots."""
+    """Return the first of several batches in a routed table's snapshot."""
     record = _entry(snapshot, FIRST_RECORD)
     return parse_key(record) if record else None
 
@@ -317,10 +306,7 @@ def _watermark(line: _MainHistory, stream: str, begin: int) -> int:
 
 
 def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPolicy) -> None:
-    """Tag a snapshot so that expiry keeps it.
-
-    Raises FrazilError if another snapshot already has the tag, or if the snapshot has expired.
-    """
+    """Tag a snapshot so that expiry keeps it. Raises FrazilError if the tag is taken, or the snapshot has expired."""
     tag = TAG + name
 
     def propose(table: Table) -> Done[None] | Change[None]:

@@ -25,9 +25,7 @@ SPANS = (1, 4, 12)
 """Bucket sizes in hours. A summary that is too long uses the next larger size. Each size divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
-"""How many dead letters were added (or removed, if negative), by error class and hour of rejection (hours since
-1970).
-"""
+"""The added dead letters (removed ones are negative), by error class and hour of rejection since 1970."""
 
 
 class Changes(NamedTuple):
@@ -44,8 +42,7 @@ NO_CHANGES = Changes({}, SPANS[0])
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
-    Starts at the beginning of the 12-hour bucket that contains the time 24 hours ago, because other commits may report
-    their counts in such buckets.
+    "Recently" begins with the 12-hour bucket of the time 24 hours ago: other commits may report such buckets.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])

@@ -56,10 +56,7 @@ class Segment:
 
 
 class FoldedRecords:
-    """The folded records of one stream.
-
-    Caches the last object that was read, because neighbouring records are often read one after the other.
-    """
+    """The folded records of one stream. Caches the last object, because neighbours are often read in a row."""
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store
@@ -103,10 +100,7 @@ class FoldedRecords:
         return self._last[1]
 
     def write(self, records: Records) -> bool:
-        """Write the records, which must be in key order, as one object.
-
-        Returns False if an object with this name already has other records.
-        """
+        """Write records in key order as one object. Returns False if it already exists with other records."""
         path = self._path(records)
         self._store.put_if_absent(path, _pack(records))
         stored = self._store.get(path)

@@ -60,13 +60,9 @@ RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 """Timeout for retrying the commit to a table whose last commit failed."""
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""How long after a journal's creation a routed table's commit may still be in progress, in milliseconds. The default
-table commits first.
-"""
+"""How long after a journal's creation a routed table's commit may be in progress: the default table is first."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
-"""Creates or loads a table, and writes its first marker. Until then, the table's rows of these batches wait in files
-next to the default table.
-"""
+"""Creates or loads a table whose rows wait next to the default table, and writes its first marker."""
 
 
 class _TableRecreated(CommitUnavailable):
@@ -94,9 +90,7 @@ class Behind:
     backfill: str | None = None
     """The id of the backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
     only_last: bool = False
-    """Whether only the default table's last batch is missing and no error is known. The writer commits that batch
-    next.
-    """
+    """Whether only the default table's last batch is missing, without an error. The writer commits it next."""
     gone: Gone | None = None
     """What happened to a table that no longer exists; None for a table that exists."""
 
@@ -135,17 +129,13 @@ class Followers:
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
-    """Merges that a table refused, by table and table UUID. The next attempt commits the files that they have
-    written.
-    """
+    """Refused merges, by table and table UUID. The next attempt commits the files that they have written."""
     make: CreateTable | None = None
     """Creates missing tables; None for readers, which do not create tables."""
     epoch: int = 0
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
-    """The routed tables that are committed in one step with the default table: all (True), none (False), or this
-    set.
-    """
+    """The routed tables that are committed in one step with the default table; True for all, False for none."""
 
     @classmethod
     def load(
@@ -188,10 +178,7 @@ class Followers:
         self.through = journal.key
 
     def commit(self) -> None:
-        """Commit the waiting batches to their tables, in parallel.
-
-        If the commit to a table fails, the table falls behind, and its files wait for the next call.
-        """
+        """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
         targets = sorted(self.waiting)
         if not targets:
             return
@@ -237,7 +224,7 @@ class Followers:
         )
 
     def _try_commit(self, target: Target) -> _Failure | None:
-        """Commit the waiting batches to one table. Returns the failure; None if the commit succeeded."""
+        """Commit the waiting batches to one table. Returns the failure, if any."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
@@ -271,8 +258,7 @@ class Followers:
     def _failure(self, target: Target, error: Exception) -> _Failure:
         """Return the failure, with the batches that the table is missing.
 
-        If the table was dropped, it may already have had some of an earlier writer's batches; these are left out. Any
-        other table may be missing all waiting batches.
+        A dropped table may already have had some of an earlier writer's batches. Otherwise all waiting batches count.
         """
         missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
@@ -287,15 +273,11 @@ class Followers:
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
     def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
-        """Create the table if its rows wait in files next to the default table."""
         if self.make is not None and has_waiting_files(self.tables, journals, target):
             self.make(target, journals)
 
     def _files(self, target: Target, journals: Sequence[Journal], *, create: bool = False) -> tuple[StagedFile, ...]:
-        """Return the files of these journals that belong to one table.
-
-        Rows that wait in files next to the default table are first rewritten as files of this table.
-        """
+        """Return the files for one table. Rows that wait next to the default table are first rewritten for it."""
         if create:
             self._create_if_waiting(target, journals)
         table = self.tables.handle(target).current()
@@ -366,10 +348,7 @@ def _make_commit(  # noqa: PLR0913 - the place and the contents of a commit
     target: Target,
     merges: dict[UUID, MergeWriter],
 ) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files` to a table.
-
-    `merges` has the last merge that the table refused, if any.
-    """
+    """Return the commit of these journals' `files`. `merges` has the last merge that the table refused, if any."""
     prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -422,10 +401,7 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Check that a routed table still has the marker's snapshot in its history.
-
-    Raises RolledBack with advice for this table, because `frazil reset` only resets the default table.
-    """
+    """Check the ancestry of a routed table. Raises RolledBack with advice for this table, which no reset changes."""
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
@@ -439,10 +415,9 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Check that the files of uncommitted batches exist, because a table must never reference a missing file.
+    """Check that the files of uncommitted batches exist: a table must never reference a missing file.
 
-    Files of batches that the table has may be missing: a compaction replaced them, or the table was dropped and
-    recreated.
+    Files of committed batches may be missing, after a compaction or if the table was recreated.
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)

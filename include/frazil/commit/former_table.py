@@ -50,10 +50,7 @@ def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
 
 
 def _wrote(spec: StreamSpec, marker: Marker) -> bool:
-    """Return whether the stream wrote a table of the declared name.
-
-    Markers of earlier versions do not record the table.
-    """
+    """Return whether the stream wrote a table of the declared name. Earlier versions did not record the table."""
     if marker.own_table is None:
         return spec.dead_letters.table is None
     return marker.own_table.name == spec.table.identifier

@@ -49,9 +49,9 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the snapshots of a stream's batches in the branch, newest first, each with the path of its commit record.
+    """Yield a stream's batches in main, newest first: the snapshot, and the path of its commit record.
 
-    Leaves out take-overs and resets, which have no commit record because they add no rows.
+    Take-overs and resets have no commit record, because they add no rows.
     """
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
@@ -73,20 +73,14 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when an operator last reset or adopted the stream (ms since 1970).
-
-    Returns None if a writer has taken over since, or if the branch's history shows no such change.
-    """
+    """Return when an operator last reset or adopted the stream; None if a writer has taken over since."""
     summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
     newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
     return newest[0] if newest and newest[1].get("frazil.operation") in {"reset", "adopt"} else None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the offset ranges that a stream with `on-gap: skip` lost because Kafka had deleted them, newest first.
-
-    Each range is described in a text, and comes with its snapshot.
-    """
+    """Yield the texts that describe offset ranges lost with `on-gap: skip`, with their snapshots, newest first."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -121,10 +115,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 
 
 def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return the first offset of each topic-partition, and the source of these offsets; None without a commit record.
-
-    Reads every commit record.
-    """
+    """Return the first offset of each topic-partition and their source (None without one). Reads all records."""
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
     for record in journals.records():
@@ -156,10 +147,7 @@ def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A half-open time range `[from_ms, to_ms)` of commits, in milliseconds since 1970, UTC.
-
-    Raises ValueError for an empty range.
-    """
+    """A time range `[from_ms, to_ms)` of commits, in ms since 1970. Raises ValueError if it is empty."""
 
     from_ms: int
     to_ms: int

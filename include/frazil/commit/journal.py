@@ -32,9 +32,7 @@ FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
 """Number of newest commit records that are not folded, because recent audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""The content that closes the key of a batch: the batch must never be committed, and its files are (or will be)
-deleted.
-"""
+"""The content that closes a batch's key: the batch must never be committed, and its files will be deleted."""
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
@@ -53,10 +51,9 @@ class Journal:
     files: tuple[StagedFile, ...]
     """The files for all tables; `StagedFile.target` names the table of a file."""
     newest_dead_letters: BatchKey | None
-    """The batch with the newest dead letters in the dead-letter table when this batch was staged.
+    """The batch with the newest dead letters in their table when this batch was staged.
 
-    `NO_DEAD_LETTERS` if the table had no dead letters. None in a journal of an earlier version, which did not check for
-    new dead letters.
+    `NO_DEAD_LETTERS` without any. None in a journal of an earlier version, which did not check for new dead letters.
     """
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
@@ -210,8 +207,7 @@ class JournalStore:
     def void_if_absent(self, key: BatchKey) -> bool:
         """Close an unused key, so that a suspended writer can no longer write a journal there.
 
-        Returns False if the key already has a journal. Files may be deleted only if no journal names them, now or
-        later.
+        Returns False if the key has a journal. Files may be deleted only if no journal names them, now or later.
         """
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
@@ -250,10 +246,7 @@ class JournalStore:
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of all commit records; None if there are none.
-
-        `keys` are the keys of the journals that are not folded.
-        """
+        """Return the oldest key of all records, if any. `keys` are the keys of the journals that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
@@ -272,9 +265,7 @@ class JournalStore:
         return max(epochs, default=0)
 
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Yield every readable journal and folded record in key order, including journals that are not committed
-        yet.
-        """
+        """Yield each readable journal and folded record in key order, also of uncommitted batches."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -324,10 +315,7 @@ class JournalStore:
             yield len(group)
 
     def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Return the keys of journals that are not folded yet.
-
-        Deletes journals that an interrupted fold has already folded.
-        """
+        """Return the keys that are not folded yet. Deletes journals that an interrupted fold has already folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)

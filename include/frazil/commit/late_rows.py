@@ -25,10 +25,7 @@ WINDOWS = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """Return the summary entry with the number of a commit's rows per window.
-
-    Empty if the numbers are unknown, or if there are too many windows for a summary.
-    """
+    """Return the summary entry with a commit's rows per window; empty if they are unknown or too many."""
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
@@ -67,6 +64,6 @@ def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    """Return the number of a commit's rows per window start, from its summary; None if the summary does not have it."""
+    """Return the number of a commit's rows per window start; None if the summary does not have it."""
     text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

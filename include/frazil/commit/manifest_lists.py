@@ -20,9 +20,7 @@ from frazil.commit.avro_encodings import AvroEncoding, PreparedAvroFile
 from frazil.table.recent import Recent
 
 MAX_CACHED = 32
-"""Maximum number of cached lists. A stream needs the lists of its tables and open branch before and after a commit, and
-the lists of failed attempts.
-"""
+"""Enough for the tables and open branch of a stream, before and after a commit, and for failed attempts."""
 
 
 @dataclass(slots=True)
@@ -64,10 +62,7 @@ def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestF
 def add_manifests(
     writer: ListWriter, manifests: Iterable[ManifestFile], *, snapshot: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write a snapshot's manifests as one block of its list.
-
-    Entries encoded for the parent snapshot's list are reused.
-    """
+    """Write a snapshot's manifests as one block of its list. Reuses entries encoded for the parent's list."""
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer

@@ -71,10 +71,7 @@ class Layout:
 
     @classmethod
     def for_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """Return a layout for this spec, with the current schema if it has all of the spec's columns.
-
-        Otherwise the newest schema that has them is used.
-        """
+        """Return a layout for this spec, with the newest schema that has the spec's columns."""
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
@@ -97,10 +94,7 @@ _encodings = Recent[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files or of delete files, and resolves the encoding of each layout only once.
-
-    PyIceberg's writer only writes manifests of data files.
-    """
+    """Writes manifests of data files, or of delete files, which PyIceberg's writer cannot. Caches encodings."""
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -129,10 +123,7 @@ class _Writer(ManifestWriterV2):
         return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _with_partition(self, format_version: TableVersion) -> Schema:
-        """Return the schema of manifest entries, with optional partition values.
-
-        Iceberg allows a null partition value even if the column is required.
-        """
+        """Return the entries' schema. Partition values are optional even if their column is required."""
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
             for field in self._spec.partition_type(self._schema).fields
@@ -179,10 +170,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Rewrite a manifest, with the files at the paths `removed` marked as deleted by this snapshot.
-
-    `entries` are the manifest's live entries, in order.
-    """
+    """Rewrite a manifest whose live entries are `entries`; marks the files at the paths `removed` as deleted."""
     layout = Layout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     written = (_updated_entry(entry, snapshot_id, deleted=entry.data_file.file_path in removed) for entry in entries)
     copied = CopiedEntries.from_manifest(manifest, table.io)
@@ -295,10 +283,7 @@ class CopiedEntries:
 
     @classmethod
     def from_manifest(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
-        """Copy a manifest's live entries.
-
-        Returns None for a manifest of format version 1, whose entries have other fields.
-        """
+        """Copy a manifest's live entries; None for format version 1, whose entries have other fields."""
         file = _Blocks(io.new_input(manifest.manifest_path))
         with file:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:

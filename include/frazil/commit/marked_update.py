@@ -34,10 +34,7 @@ M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
-"""The summary key for the head of the open branch at the time of a commit.
-
-After a rollback of main, a reset restores the open branch to this head.
-"""
+"""The summary key for the open branch's head. After a rollback of main, a reset restores the branch to it."""
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next round. It sets `marker`, or removes the stream's marker if `marker` is None.
+        """Return the change for the next round. It sets `marker`, or removes the marker if that is None.
 
         Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
         """
@@ -69,10 +66,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches.
-
-        Repeated in each round, because the files that leave or stay on the open branch may have changed.
-        """
+        """Prepare the snapshots of both branches, in each round: the files that leave or stay may have changed."""
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -104,9 +98,7 @@ class MarkedUpdate:
     def _branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the open branch's head after the change (None if it is removed), and the updates that produce this
-        head.
-        """
+        """Return the open branch's head after the change (None if it is removed), and the updates."""
         name = open_branch(self.stream)
         if change.ends:
             return None, self._branch_end().updates(table)
@@ -120,10 +112,7 @@ class MarkedUpdate:
         return prepared.snapshot, prepared.updates
 
     def _branch_end(self) -> BranchEnd:
-        """Return the removal of the open branch and its snapshots.
-
-        Includes snapshots that the branch had before a reset moved it back.
-        """
+        """Return the removal of the branch, and of snapshots that it had before a reset moved it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             summary = snapshot.summary
@@ -138,9 +127,7 @@ class MarkedUpdate:
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""Takes a table and its current marker. Returns the next marker, or `Done` with the result if nothing must be
-written.
-"""
+"""Returns the next marker for a table and its marker, or `Done` with the result if nothing must be written."""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
@@ -190,7 +177,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """Return the merge of the files that a batch staged for one table; None if the files are simply added.
+    """Return the merge of a batch's files for one table; None if the files are simply added.
 
     Raises SpecError if the declared mode has changed since the batch was staged.
     """
@@ -209,10 +196,7 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """Return the marker's position as entries of a snapshot's summary, for users and other tools.
-
-    The entries stay small for any number of partitions.
-    """
+    """Return summary entries with the marker's position, for users. Their size does not grow with partitions."""
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),

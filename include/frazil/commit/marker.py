@@ -23,10 +23,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Maximum number of epochs whose last batch the marker keeps. They take at most 3 KB.
-
-After this many restarts, the files of a discarded batch have long been deleted.
-"""
+"""Maximum number of epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
 
 
 class BatchKey(NamedTuple):
@@ -88,10 +85,7 @@ class Marker:
     open_snapshot_id: int | None = None
     """The head of the stream's open branch; None if the stream has no open branch (`commit.align: none`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the partition leaders that served the records at the offsets.
-
-    They reveal that a log was truncated and has grown again. Empty in markers of earlier versions.
-    """
+    """The epochs of the leaders that served the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record after losing the record that was read."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -139,10 +133,7 @@ class Marker:
         )
 
     def fate(self, key: BatchKey) -> Fate:
-        """Return whether a batch of an earlier epoch was committed.
-
-        An epoch commits its batches in order, so the table has all batches up to the epoch's last committed batch.
-        """
+        """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
         if not self.batches or key.epoch < min(self.batches):
             return Fate.UNKNOWN
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
@@ -217,10 +208,7 @@ class Marker:
 
 
 def open_branch(stream: str) -> str:
-    """Return the name of the open branch, where rows of open windows wait with `commit.align: watermark`.
-
-    These rows lie below the marker's offsets, but are not in main.
-    """
+    """Return the name of the branch where rows below the offsets wait with `commit.align: watermark`."""
     return f"frazil-open-{stream}"
 
 
@@ -269,18 +257,12 @@ def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) ->
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """Return the first marker of a stream.
-
-    It names no earlier epochs, so their journals are never committed.
-    """
+    """Return a stream's first marker. Journals of earlier epochs, which it does not name, are never committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the source's current identity.
-
-    Ids of topics that are no longer read are kept if the cluster is the same.
-    """
+    """Return the current identity. In the same cluster, ids of topics that are no longer read are kept."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -309,9 +291,6 @@ def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all streams that committed to the table and were not forgotten, by stream.
-
-    The streams need not be declared. Raises `MarkerUnreadable`.
-    """
+    """Return the markers of all streams of the table, declared or not, by stream. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
     return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

@@ -88,7 +88,7 @@ def reset(
 
 
 def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Delete the files of a removed open branch, whose records are read again. Keeps files that a snapshot needs."""
+    """Delete files of a removed open branch that no snapshot needs. Their records are read again."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
         needed = referenced(table)
@@ -204,10 +204,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch in markers, journals, staged files and snapshots; 0 if there is none.
-
-    Staged files and snapshots are searched only if a marker is unreadable.
-    """
+    """Return the highest epoch, or 0. If a marker is unreadable, staged files and snapshots are searched."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:
@@ -248,10 +245,7 @@ def open_branch_after_reset(
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the id of the open branch's head that matches main's current state.
-
-    None if this head is unknown, or if the branch did not exist then.
-    """
+    """Return the id of the open branch's head that matches main's state; None if there was none, or unknown."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -263,20 +257,16 @@ def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool
 
 
 def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """Return the commit records of the batches that have files in a manifest; None for each missing record.
-
-    The batch keys are taken from the files' staging folders.
-    """
+    """Return the records of the batches that staged a manifest's files; None for each missing record."""
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Return whether the stream will read all of these batches again, because they begin at or after the new position.
+    """Return whether the stream reads all of these batches again.
 
-    False for a batch that begins before the new position and ends after it: its later rows are written twice, as for
-    such batches in main.
+    False if one begins before the new position: its later rows are written twice, as in main.
     """
     return bool(records) and all(
         record is not None
@@ -332,15 +322,11 @@ def give_up_waiting_rows(tables: StreamTables, target: Target, default_marker: M
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Return whether a table has batches that the default table does not have.
-
-    This happens if the default table was recreated, or its stream was forgotten.
-    """
+    """Return whether a table has batches that the default table, recreated or forgotten, does not have."""
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 
 
 def _up_to_date_marker(default_marker: Marker) -> Marker:
-    """Return the marker of a table that has all batches of the default table."""
     return Marker(
         default_marker.stream,
         default_marker.at,

@@ -97,10 +97,9 @@ def newest_remaining_metadata(tables: StreamTables, member: Member) -> Metadata 
 
 
 def find_renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
-    """Return the name that a renamed table has in the catalog now; None if it is not found.
+    """Return the current name of a renamed table; None if it is not found.
 
-    Only names of tables that the route has had are tried, and `named`: tables in the current declaration to which no
-    writer may have written yet.
+    Tries tables that the route has had, and those in the declaration (`named`), to which no writer may have written.
     """
     if member.uuid is None:
         return None

@@ -41,9 +41,7 @@ from frazil.table.branches import head_of
 PATH_FIELD_ID = 2147483546
 """The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
 SPLIT_BYTES = 64 * 2**20
-"""Minimum size in bytes of a group that is split. For a smaller group, the second round of tasks would cost more than
-the split saves.
-"""
+"""Minimum size of a group that is split. For less, a second round of tasks would cost more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 Values = tuple[Any, ...]
@@ -168,9 +166,7 @@ class _ChangeIndex:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """The values of each partition field that depends only on the key: whether null is one, and the others in
-        order.
-        """
+        """The values of each field that depends only on the key, sorted, and whether null is one."""
         columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
@@ -191,7 +187,7 @@ class _ChangeIndex:
 
     @cached_property
     def _filter(self) -> BooleanExpression:
-        """A filter for the rows whose key lies within the bounds of all changes."""
+        """A filter for rows within the bounds of all changes' keys."""
         found: BooleanExpression = AlwaysTrue()
         for column, (smallest, greatest) in zip(self._key.fields, self.box, strict=True):
             if smallest is not None and greatest is not None:
@@ -218,7 +214,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Return the types of a spec's partition values, from the newest schema that has all of the spec's columns."""
+    """Return the types of a spec's partition values in the newest schema with all of its columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -241,10 +237,7 @@ def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a predicate: whether a manifest of the spec may list files with rows that match the filter.
-
-    Returns None if columns of the spec no longer exist.
-    """
+    """Return a predicate for manifests that may list matching rows; None if columns of the spec no longer exist."""
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
     return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
@@ -310,7 +303,6 @@ class PartitionKeys:
 def _index_deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
-    """Index the position deletes of the partitions whose manifests were read."""
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
@@ -405,11 +397,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
-    """Return the bin (task index) of each group.
-
-    A group keeps the bin that it had in the plan `before`. The other groups are assigned to the emptiest bin, the
-    heaviest group first.
-    """
+    """Return each group's bin (task index): as in the plan `before`, or else the emptiest, heaviest first."""
     bins: dict[Values, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

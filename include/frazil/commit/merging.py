@@ -102,9 +102,8 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt; its snapshot is empty if the merge changes nothing.
-
-        Raises SchemaIncompatible, and the errors of running the tasks.
+        """Return the next attempt; an empty snapshot if nothing changes. Raises SchemaIncompatible and the tasks'
+        errors.
         """
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
@@ -113,10 +112,7 @@ class MergeWriter:
         return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
-        """Return the context of the tasks, with the newest credentials.
-
-        Results stay valid if only the context's credentials change.
-        """
+        """Return the tasks' context with the newest credentials, which do not change the tasks' results."""
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
@@ -199,7 +195,7 @@ def _first_sequence_number(attempt: _Attempt) -> int:
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:
-    """Return the paths of all files in the manifests that have this sequence number or a higher one."""
+    """Return the paths of files in manifests with this sequence number or a higher one."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots

@@ -99,10 +99,7 @@ def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]
 
 
 def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
-    """Return the dead-letter table's properties; empty if that table is lost.
-
-    Without these properties, each routed table is checked for the rows.
-    """
+    """Return the dead-letter table's properties. If it is lost, routed tables are checked for the rows."""
     try:
         return tables.dead_letters.current().properties
     except TableLost:
@@ -130,10 +127,7 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
 def first_missing_batch(
     tables: StreamTables, default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch whose rows a routed table is missing; None if it has all rows.
-
-    Compares the table's `marker` with the default table's marker.
-    """
+    """Return the first batch that a routed table is missing, from both markers; None if it has all rows."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

@@ -53,7 +53,7 @@ class MergingMode:
 
 
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-    """Return the layout of change files: unsorted, with bounds of the key columns only, in the table's partitions."""
+    """Return the layout of change files: unsorted, with bounds of the key columns only."""
     schema = change_schema(Schema.model_validate_json(table.schema_json), key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
     bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
@@ -88,10 +88,7 @@ DEDUPLICATES = MergingMode(
 )
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
-"""The merging modes, by the content type of their staged files.
-
-Files of any other content type are added to the table unchanged.
-"""
+"""The merging modes, by content type of staged files. Files of other types are added unchanged."""
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
@@ -100,9 +97,7 @@ def merging_mode(spec: StreamSpec) -> MergingMode | None:
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules for merging the stream's changes or finding its repeats, with the table's current column
-    names.
-    """
+    """Return the rules for merging the stream's changes or finding its repeats in this table."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(

@@ -65,10 +65,7 @@ class TimeField:
         return None
 
     def start_us(self, value: bytes | None) -> int | None:
-        """Return the start of a time partition (microseconds since 1970) from its serialised value; None for null.
-
-        Iceberg serialises the value as hours or days since 1970.
-        """
+        """Return the start of a time partition in microseconds from its serialised value (hours or days)."""
         return None if value is None else int(from_bytes(IntegerType(), value)) * self.length_us
 
 
@@ -85,9 +82,7 @@ class _TimeFields:
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
     def span_of_file(self, file: StagedFile) -> tuple[int, int] | None:
-        """Return the start and length of a file's time partition in microseconds; None if the file has no time
-        partition.
-        """
+        """Return the start and length of a file's time partition in microseconds; None without one."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return self._span(field, None if text is None else base64.b64decode(text))
@@ -140,10 +135,7 @@ def check_aligned(
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which of a batch's files join the open branch, and which waiting files move to main.
-
-    `marker` is the marker after the batch.
-    """
+    """Return which files of a batch join the open branch, and which leave it. `marker` is that after the batch."""
     head = head_of(table.metadata, open_branch(marker.stream))
     times = _TimeFields.from_metadata(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -160,25 +152,19 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Return the change that moves all waiting files to main and removes the open branch.
-
-    `files` are added to main too.
-    """
+    """Return the change that moves all waiting files and `files` to main and removes the open branch."""
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
 
 
 def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """Return the files in the manifests.
-
-    Reads the manifests in parallel, because one day of commits has more than a thousand.
-    """
+    """Return the files in the manifests. Reads in parallel: a day has over a thousand manifests."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Split the items into the items that `first` accepts and the rest."""
+    """Split the items into those that `first` accepts and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

@@ -79,9 +79,9 @@ def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for reading. Creates and changes nothing.
+    """Open the stream's tables for reading; creates nothing. Raises the same errors as `open_stream`.
 
-    Raises the same errors as `open_stream`. If the dead-letter table is missing, its first use raises TableLost.
+    If the dead-letter table is missing, its first use raises TableLost.
     """
     table = _load_table(spec)
     opened = _open(spec, {"main": table})

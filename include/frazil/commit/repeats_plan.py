@@ -39,9 +39,7 @@ from frazil.table.branches import head_of
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
 SHARE_BYTES = 32 * 2**20
-"""Approximate maximum size in bytes of the files that one task of the last round rewrites. Each of these tasks reads
-the keys of the whole batch.
-"""
+"""Approximate size of the files that a task of the last round rewrites. Each task reads the batch's keys."""
 
 Span = tuple[int, int]
 
@@ -88,7 +86,7 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
 
 
 def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    """Return a filter for rows whose event time is near the batch and whose keys are within the batch's bounds."""
+    """Return a filter for rows near the batch in event time whose keys are within its bounds."""
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
@@ -116,7 +114,7 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
 
 
 def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
-    """Return the minimum and maximum of a column in staged files; None if the bounds of a file are unknown."""
+    """Return a column's minimum and maximum; None if a file's bounds are unknown."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)
     bounds = column_bounds(field.field_id, field.field_type, staged)

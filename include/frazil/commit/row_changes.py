@@ -49,9 +49,7 @@ DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
 """The offsets of one stream's dead letters, by source."""
 
 Choose = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows. Receives the columns of `IDENTITY` that the table has, and the columns in
-`RowChange.wanted`.
-"""
+"""Returns a mask of the chosen rows, from the table's columns in `IDENTITY` and `RowChange.wanted`."""
 Replace = Callable[[pa.Table], pa.Table]
 """Returns the rows that replace the chosen rows; no rows if the chosen rows are removed."""
 
@@ -82,10 +80,7 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A change of rows: which rows to change, and how.
-
-    Its functions are pure, so they may be applied again after another commit changed the table.
-    """
+    """A change of rows. Its functions are pure: they may run again after another commit."""
 
     within: Within
     """The offset spans of the chosen rows. Files outside of these spans are not read."""
@@ -106,9 +101,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class RowChangeWriter:
-    """Prepares the snapshot of a row change for each round of a swap, and deletes the files that failed rounds
-    wrote.
-    """
+    """Prepares the snapshot of a row change for each round of a swap, and deletes files of failed rounds."""
 
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
@@ -259,10 +252,7 @@ def replayed_change(
 def dead_letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
-    """Return the dead letters at the offsets `replayed` and at the coordinates `failed`.
-
-    Includes dead letters without a topic id, which earlier versions wrote.
-    """
+    """Return the dead letters at these offsets and coordinates, also those of earlier versions without topic id."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
@@ -274,7 +264,7 @@ def dead_letters_at(
 
 
 def _add_errors(rows: pa.Table, again: list[Reason]) -> pa.Table:
-    """Increase the dead letters' replay count by one, and put each new error before the earlier errors."""
+    """Count one more replay, and put each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

@@ -143,10 +143,7 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
 
 
 def continuity(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether a batch continues at the marker's offsets.
-
-    Topic-partitions that the marker does not have may begin at any offset.
-    """
+    """Return whether a batch continues at the marker's offsets. New topic-partitions begin at any offset."""
     if marker.settled == journal.key:
         return Continuity.COMMITTED
     if not journal.progress:

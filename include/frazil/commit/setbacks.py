@@ -32,10 +32,7 @@ A gateway may fail for a moment. If the catalog reports a lost race as a refusal
 has changed, so the count starts again.
 """
 MAX_FAILURES = 20
-"""Number of times preparing a commit on the same metadata may fail before a swap ends. This takes a minute.
-
-A storage that returns garbage may recover in that time.
-"""
+"""How often a commit may fail to be prepared on the same metadata: a minute, in which storage may recover."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """Errors of planning and merging code. Errors from servers that have one of these types are also OSErrors."""
 
@@ -78,9 +75,7 @@ class TableNames:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often in succession the catalog refused a change of the same metadata, or preparing the change
-    failed.
-    """
+    """Counts how often in a row the same change was refused, or could not be prepared."""
 
     names: TableNames
     count: int = 0
@@ -132,10 +127,7 @@ class Setback:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
-    """Return why a round of the swap failed, if a retry can succeed.
-
-    Re-raises any other error, some as frazil's errors.
-    """
+    """Return why a round failed, if a retry can succeed. Re-raises other errors, some as frazil's errors."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):

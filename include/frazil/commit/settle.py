@@ -50,7 +50,7 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit each journal that continues the marker, without reading Kafka or writing Parquet. Discard the others.
+    """Commit journals that continue the marker, without Kafka or Parquet. Discard the others.
 
     Raises the same errors as `Committer.commit`, except for stale journals.
     """
@@ -89,7 +89,7 @@ def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield uncommitted journals of earlier epochs, except journals from before a `forget`."""
+    """Yield uncommitted journals of earlier epochs, except those from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
@@ -97,20 +97,14 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a waiting journal.
-
-    Also raises `StaleBatch` if the marker is already past the journal, for example after a reset.
-    """
+    """Commit a journal. Also raises `StaleBatch` if the marker is past it, for example after a reset."""
     _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is before the marker")
 
 
 def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
-    """Check that all staged files exist: a table must never reference a missing file.
-
-    Files of routed tables are checked when they are committed.
-    """
+    """Check that staged files exist; those of routed tables are checked when they are committed."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
@@ -121,10 +115,7 @@ def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch in the stream's files, journals, markers, notes and history; 0 if there is none.
-
-    Epochs are never used twice, not even after the stream was forgotten.
-    """
+    """Return the highest epoch ever used, or 0. Epochs are never used twice, even after `forget`."""
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it writes journals, so journals matter only if the marker does not exist.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}

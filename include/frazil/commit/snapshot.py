@@ -149,10 +149,7 @@ class SnapshotWriter:
         return prepared
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require main's newest head for the first snapshot of another branch.
-
-        Without a parent, this snapshot could otherwise set sequence numbers back.
-        """
+        """Require main's head for a branch's first snapshot, which could set sequence numbers back."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
@@ -176,10 +173,7 @@ class SnapshotWriter:
                 table.io.delete(path)
 
     def _manifests_in(self, table: Table) -> bool:
-        """Return whether a snapshot of the table lists one of the written manifests.
-
-        Only snapshots since the first attempt can.
-        """
+        """Return whether a snapshot since the first attempt lists one of the written manifests."""
         ours = {m.manifest_path for m in self._written}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
@@ -203,10 +197,7 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Group files by content, spec and schema.
-
-        Files that move from another branch may use any schema that has the spec's columns.
-        """
+        """Group files by content, spec and schema. Moved files may use any schema with the spec's columns."""
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
             return (file.content, file.spec_id, file.schema_id, self.apart(file))
@@ -285,10 +276,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """Convert a staged file to the data file of a manifest entry, with deserialised bounds and partition values.
-
-    Raises ValueError for a file of changes, because such a file never belongs to a table.
-    """
+    """Convert a staged file to the data file of a manifest entry. Raises ValueError for a file of changes."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
     types = [field.field_type for field in spec.partition_type(schema).fields]
@@ -327,9 +315,7 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """Return the summary: the added, removed and total counts that every Iceberg writer records, and frazil's own
-    entries.
-    """
+    """Return the counts that every Iceberg writer records, and frazil's own entries."""
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:

@@ -31,9 +31,7 @@ class StreamTables:
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """The rule by which the writer keeps rows of open windows out of main. None for readers, and if all rows are
-    committed to main.
-    """
+    """How the writer keeps rows of open windows out of main. None for readers, and without such a rule."""
     at_once: CommitTables | None = None
     """Commits all tables of a batch in one step; None if the tables are committed one after the other."""
     merging: MergeConfig | None = None

@@ -66,7 +66,6 @@ def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
 
 
 def _try_load(target: Target, handle: TableHandle) -> Table | None:
-    """Return a routed table as last loaded; None if the table was never loaded and cannot be loaded now."""
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
@@ -132,9 +131,7 @@ class _SweepState:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def is_passed(self, key: BatchKey) -> bool:
-        """Return whether this batch or a later one is committed, so that no writer will commit this batch from now
-        on.
-        """
+        """Return whether this batch or a later one is committed, so that this one never will be."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -155,10 +152,7 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the bare paths of the files that the committed merge of this batch added.
-
-        If the merge's snapshot has expired, returns the bare paths of all files of the table.
-        """
+        """Return the paths that the merge of this batch added; all of the table if the snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if (
@@ -176,7 +170,6 @@ def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
 
 
 def _backfill_of(summary: Summary) -> str:
-    """Return the staging name of the backfill that a snapshot published."""
     return staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
 
 
@@ -187,10 +180,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
-    """Delete the journals and closed keys of batches that were never committed and can no longer be.
-
-    A fenced writer may leave such journals.
-    """
+    """Delete what fenced writers left: journals and closed keys that can no longer be committed."""
     dead = [
         key
         for key in view.keys
@@ -243,7 +233,7 @@ def _paths_to_keep_of(record: Journal, swept: _SweptTable) -> Set[str] | None:
 
 
 def _closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether it is certain that no writer will commit this uncommitted batch. May close the batch's key."""
+    """Return whether no writer will commit this uncommitted batch. May close the batch's key."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -255,20 +245,14 @@ def _closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths of an uncommitted batch's files that a table may nevertheless have.
-
-    Only the dead-letter table may have such files: dead letters can land before their batch is discarded.
-    """
+    """Return the files of an uncommitted batch that may have landed: only as dead letters."""
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
     return swept.referenced
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete files in a committed batch's folders that are no longer needed. Returns the number of deleted files.
-
-    These are files of failed attempts, and change files once they are merged.
-    """
+    """Delete files of failed attempts and merged change files of a committed batch. Returns their number."""
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
@@ -351,7 +335,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files were merged into the table, which then has only some of them, or none."""
+    """Return whether the table has only some of a batch's files, or none, because they were merged."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
@@ -378,8 +362,5 @@ def referenced(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """Return a path without its `file:` scheme.
-
-    frazil writes `file:///x`, Spark writes `file:/x`, and a listing returns `/x`.
-    """
+    """Return a path without its scheme: frazil writes `file:///x`, Spark `file:/x`, a listing returns `/x`."""
     return re.sub(r"^file:(//)?(?=/)", "", path)

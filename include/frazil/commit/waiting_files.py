@@ -68,10 +68,7 @@ def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target:
 
 
 def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Return whether all rows of these batches for the table wait next to the default table.
-
-    If so, the table did not exist while any of these batches was staged.
-    """
+    """Return whether all rows for the table wait: it did not exist while these batches were staged."""
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
@@ -106,10 +103,7 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite the rows of `files` (of the default table or a former table) as new files of the table.
-
-    Never overwrites a file.
-    """
+    """Rewrite rows of the default table or a former table as new files of the table. Overwrites no file."""
     from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
@@ -205,7 +199,7 @@ def _parse_note(data: bytes) -> Note | None:
 
 
 def _parse_record(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
-    """Return the files that a record names; empty if the record belongs to another table in the same folder."""
+    """Return the files that a record names; empty if it belongs to another table in the same folder."""
     try:
         raw = json.loads(data or b"{}")
         ours = raw["table"] == str(table.metadata.table_uuid)

@@ -35,15 +35,9 @@ class NewestChanges:
     orders: pa.Array | None = None
     """The values that order the changes, for all changes of the batch."""
     deleted_by: NDArray[np.int64] | None = None
-    """The index, for each row, of its key's last delete without an order value, or `NOT_DELETED`.
-
-    None if the batch has no such delete.
-    """
+    """The index of each row's last delete without an order value, or `NOT_DELETED`; None without such deletes."""
     places: pa.Table | None = None
-    """The Kafka coordinates of all changes.
-
-    Set only if they can decide the result: with `MergeRules.replays`, or with deletes that have no order value.
-    """
+    """The Kafka coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
 
     def without(self, taken: NDArray[np.bool_]) -> NewestChanges:
         stays = ~taken
@@ -53,9 +47,7 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by` for these rows; nulls for a row without such a
-        delete.
-        """
+        """Return the coordinates of the deletes in `deleted_by` for these rows; null where none exists."""
         if self.deleted_by is None or self.places is None:
             return None
         numbers = self.deleted_by[rows]
@@ -127,9 +119,7 @@ def _order_across_logs(order: Numbers, completed: Logs, keys: Numbers, places: N
 def _differs_from_last(
     parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers
 ) -> NDArray[np.bool_]:
-    """Mask of later changes whose name or server (`parts`) differs from that of the last later change of their
-    group.
-    """
+    """Mask of later changes whose name or server differs from the last later change of their group."""
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
@@ -159,9 +149,7 @@ def unordered_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]
 def _last_unordered_deletes(
     bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return, for each change, the last bare delete of its key: the last by offset in a topic-partition, then by
-    time.
-    """
+    """Return each change's last bare delete of its key, by offset in a topic-partition, then by time."""
     bares = np.flatnonzero(bare)
     bares = bares[np.lexsort((offsets[bares], places[bares], keys[bares]))]
     bares = bares[_run_ends(keys[bares], places[bares])]
@@ -181,7 +169,6 @@ def encode_partitions(changes: pa.Table) -> NDArray[np.int64]:
 
 
 def _run_ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask of the last row in each run of rows with equal values."""
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
         ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
@@ -218,7 +205,7 @@ class _ChangesByKey:
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
-        """Search backwards from the change at `at`; returns the columns that no earlier change supplies."""
+        """Search backwards from `at`; returns the columns that no earlier change supplies."""
         of = self.ordered[at]
         left = set(missing)
         while left and at > 0:

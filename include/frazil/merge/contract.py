@@ -61,7 +61,7 @@ class MergeRules:
     landed: tuple[tuple[str, int], ...] = ()
     """Ends of the table's records, by `topic/partition`, for recreated topics and truncated logs.
 
-    A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
+    A row at or after this offset comes from a former record: each change of the topic-partition is later.
     """
     ignored: tuple[str, ...] = ()
     """Columns that are not compared to find updates: the Kafka coordinates."""
@@ -90,9 +90,7 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether all deletes in this file concern one data file, so that the data file's next delete file can replace this
-    file.
-    """
+    """Whether all deletes concern one data file, whose next delete file can then replace this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +107,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One task of a merge: some changes, and the table's files that the task merges them with.
-
-    Equal tasks have equal results, because files never change.
-    """
+    """One task of a merge. Equal tasks have equal results, because files never change."""
 
     index: int
     changes: tuple[str, ...]
@@ -121,10 +116,7 @@ class MergeTask:
     inserts: bool
     """Whether only this task's files can have these keys. The task then inserts the keys that its files do not have."""
     matched: bytes = b""
-    """The indexes of the changes that other tasks matched, for a task without files, which inserts the other changes.
-
-    A serialised `pyroaring.BitMap64`.
-    """
+    """A serialised `BitMap64` of the changes that other tasks matched; this task inserts the others."""
     share: tuple[str, ...] = ()
     """The files of `changes` that this task rewrites, if it is a task of the last round of a stream with dedupe."""
 
@@ -192,10 +184,7 @@ class MergeResult:
     """Paths of delete files that no longer delete anything, or whose deletes are in one of `files`."""
     counts: Counts
     matched: bytes = b""
-    """The indexes of the changes whose keys are in the task's files, serialised as in `MergeTask`.
-
-    Empty for a task that inserts.
-    """
+    """The changes whose keys are in the task's files, as in `MergeTask`. Empty for a task that inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
     """Number of inserted, updated and deleted rows by the start of their window, in microseconds since 1970."""
     bytes_read: int = 0

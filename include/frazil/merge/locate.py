@@ -49,9 +49,7 @@ class KeyIndex:
 
     @property
     def batch_rows(self) -> int:
-        """Number of rows to look up at once. Even for few rows, the cost of a lookup grows with the number of
-        keys.
-        """
+        """Number of rows to look up at once. The cost of a lookup grows with the number of keys."""
         return max(2**18, int(self._keys.num_rows))
 
     def find_rows(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -77,7 +75,6 @@ class KeyIndex:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether Parquet statistics of this type can be compared with column values."""
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
@@ -109,7 +106,7 @@ _Match = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
-    """Look up the rows of several row groups at once, and assign the results to the groups' files."""
+    """Look up the rows of several row groups at once, and assign the results to their files."""
     if not pending:
         return
     places, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))

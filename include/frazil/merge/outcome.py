@@ -44,10 +44,7 @@ def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes:
 def _kept_rows(
     orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules
 ) -> NDArray[np.bool_]:
-    """Mask of rows that are not replaced by changes with these order values and Kafka coordinates (`places`).
-
-    For the coordinates, see `MergeRules.replays`.
-    """
+    """Mask of rows that stay despite these order values and coordinates; see `MergeRules.replays`."""
     kept = ~_earlier_rows(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
@@ -56,7 +53,7 @@ def _kept_rows(
 
 
 def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of new order values that are below the old values; null is the lowest. See `MergeRules.by_position`."""
+    """Mask of order values below the old ones; null is the lowest. See `MergeRules.by_position`."""
     below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
         _mask(new.is_null()) & _mask(old.is_valid())
     )
@@ -64,10 +61,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
 
 
 def _earlier_rows(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
-    """Mask of rows older than the record at the same index of `places`.
-
-    For rows without coordinates the result is `unknown`.
-    """
+    """Mask of rows older than the record at the same index; `unknown` for rows without coordinates."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
@@ -91,10 +85,7 @@ def _former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
 
 
 def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of upserts that have the same values as their rows.
-
-    Values that the changes leave out must be filled already.
-    """
+    """Mask of upserts with the same values as their rows. Left-out values must be filled already."""
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
@@ -115,9 +106,7 @@ def delete_mask(changes: pa.Table) -> NDArray[np.bool_]:
 
 
 def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Fill the columns that a change leaves out with the values of the table's row. `ids` are field ids by column
-    name.
-    """
+    """Fill columns that a change leaves out with the row's values. `ids` are field ids by column name."""
     kept = column(changes, KEPT)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -136,10 +125,7 @@ def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: NDArray[np.int64], newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Replace values that came from a stale change of the batch with the values of the table's rows.
-
-    `indexes` are the indexes of `changes` among the newest changes.
-    """
+    """Replace values of stale changes with the rows' values. `indexes` select the newest changes."""
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, places = (

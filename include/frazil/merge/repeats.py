@@ -103,7 +103,7 @@ class RepeatsRun(TaskRun):
         return self.context.rules.event_time
 
     def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Return the key numbers and event times of those table rows whose keys are in the batch."""
+        """Return key numbers and event times of the table's rows whose keys are in the batch."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
@@ -116,9 +116,7 @@ class RepeatsRun(TaskRun):
         return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of the task's files, without deleted rows; each table has about `batch_rows`
-        rows.
-        """
+        """Yield keys and event times of rows that are not deleted, about `together` rows at once."""
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
@@ -133,10 +131,7 @@ class RepeatsRun(TaskRun):
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return which of the remaining rows repeat another row of the batch.
-
-        Sorts only rows whose key occurs more than once.
-        """
+        """Return which remaining rows repeat another row. Sorts only rows whose key occurs again."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -144,7 +139,7 @@ class RepeatsRun(TaskRun):
         return several[repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
-        """Rewrite the files of this task's share that have repeats, and count the rows that are kept and dropped."""
+        """Rewrite this task's files that have repeats, and count the kept and dropped rows."""
         replaced, share = [], set(self.task.share)
         counts = Counts()
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):

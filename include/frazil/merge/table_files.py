@@ -94,7 +94,7 @@ class Reader:
 
 
 def _group_by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
-    """Group the positions in a delete file by data file. A delete file may name thousands of data files."""
+    """Group the positions by data file; a delete file may name thousands."""
     if not deletes.num_rows:
         return {}
     paths = column(deletes, "file_path").dictionary_encode()
@@ -105,9 +105,7 @@ def _group_by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema for reading. All fields are nullable, because other programs may have written the
-    files.
-    """
+    """Return the Arrow schema for reading: all fields nullable, because other programs write files too."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
@@ -125,10 +123,7 @@ class DataReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the position of each row group's first row, and the group's rows in the given schema.
-
-        `wanted` selects row groups; None selects all.
-        """
+        """Yield the first position and the rows of each row group, or of those in `wanted`."""
         physical, expected = self._physical(), arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -238,10 +233,7 @@ def rows_without(rows: pa.Table, start: int, leaving: NDArray[np.int64]) -> pa.T
 
 
 def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Whether a column may have values between the ends.
-
-    Returns True for statistics of types that are not compared.
-    """
+    """Whether a column may have values between the ends; True for types that are not compared."""
     if statistics is None or not statistics.has_min_max:
         return True
     lowest, greatest = statistics.min, statistics.max

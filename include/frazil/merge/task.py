@@ -81,7 +81,7 @@ class _MergeRun(TaskRun):
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _match_files(self, newest: NewestChanges, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
-        """Match all files: write the new versions of rows, and mark the changes that have a row."""
+        """Write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -95,7 +95,7 @@ class _MergeRun(TaskRun):
             yield _RemovedRows(found, leaves)
 
     def _apply_changes(self, newest: NewestChanges, found: LocatedRows, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the positions of the rows that are removed from the file because a change updates or deletes them."""
+        """Return the positions of the rows that a change updates or deletes."""
         rules = self.context.rules
         with self.reader.open(found.file.path) as data:
             rows = data.rows_at(self.schema, found.positions)
@@ -119,7 +119,7 @@ class _MergeRun(TaskRun):
         return found.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
-        """Mask of rows that their changes move to another window. Both windows have then changed."""
+        """Mask of rows that change their window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -145,9 +145,7 @@ class _MergeRun(TaskRun):
             self.count_windows(column(rows, event_time).drop_null().cast(pa.int64()).to_numpy())
 
     def _remove_rows(self, leaving: list[_RemovedRows]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Rewrite data files, or write delete files for them. Returns the paths of data files and of delete files to
-        remove.
-        """
+        """Rewrite data files, or write delete files. Returns the data files and delete files to remove."""
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
