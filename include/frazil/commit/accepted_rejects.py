@@ -1,7 +1,6 @@
 """Stores an operator's acceptance of rejected records, as one object in the stream's state folder.
 
-An acceptance covers the records that were rejected before the topics' end offsets at the time of acceptance. Records
-rejected later count towards the circuit breaker again.
+It covers records rejected before the topics' end offsets at that time. Later ones count towards the circuit breaker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks whether a stream may write to a table that holds rows of other writers or of other streams.
 
-When a stream is forgotten, frazil leaves a note in the table: the property `frazil.forgotten.<name>`. The note holds
-the stream's last epoch, which is never used again, and the topics that the stream read. The table still holds the rows
-of these topics, so a stream that reads the topics from the beginning would write the rows a second time.
+`forget` leaves a note in the table: the property `frazil.forgotten.<name>`, with the stream's last epoch, which is
+never used again, and its topics. The table still has their rows, so a stream that reads the topics from the beginning
+would write them a second time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ FORMAT_VERSION = 1
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
     """Refuse a table that others have written to, unless an operator allowed it with `frazil adopt`.
 
-    Raises AdoptionRequired if the table holds rows that no stream wrote. Also raises AdoptionRequired if another
-    stream, or a forgotten stream, has read topics of `source` into the table: a renamed or restarted stream would read
-    these topics again.
+    Raises AdoptionRequired for rows that no stream wrote, and if another or a forgotten stream has read topics of
+    `source`: a renamed or restarted stream would read them again.
     """
     if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
@@ -66,7 +65,7 @@ def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
     """Return how far other streams of this table have read this source: next offsets by stream and topic."""
-    found = {}
+    readers = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
         if other in (name, stream):
@@ -76,17 +75,21 @@ def other_readers(
             continue
         same = [t for t, topic_id in source.topic_ids.items() if marker.source.topic_ids.get(t) == topic_id]
         offsets = {topic: keep_topics(marker.offsets, [topic]) for topic in same}
-        if read := {topic: of for topic, of in offsets.items() if of}:
-            found[other] = read
-    return found
+        if read := {topic: by_partition for topic, by_partition in offsets.items() if by_partition}:
+            readers[other] = read
+    return readers
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
     """Return a forgotten stream that had this name or has read topics of this source; None if none exists."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
-    notes = (name for name in sorted(properties) if name.startswith(FORGOTTEN_PREFIX))
-    return next((n.removeprefix(FORGOTTEN_PREFIX) for n in notes if _has_read(properties[n], source)), None)
+    for name in sorted(properties):
+        if name.startswith(FORGOTTEN_PREFIX):
+            topic_ids = _topic_ids(_parse_note(properties[name])).get(source.cluster_id, {})
+            if any(topic_ids.get(topic) == topic_id for topic, topic_id in source.topic_ids.items()):
+                return name.removeprefix(FORGOTTEN_PREFIX)
+    return None
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
@@ -109,11 +112,6 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
     """Return the last epoch of the stream when it was forgotten; 0 if the stream was never forgotten."""
     return int(_parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
-
-
-def _has_read(note: str, source: SourceIdentity) -> bool:
-    known = _topic_ids(_parse_note(note)).get(source.cluster_id, {})
-    return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:

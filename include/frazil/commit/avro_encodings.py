@@ -1,7 +1,6 @@
 """Writes Avro manifests with cached schemas and encoders.
 
-For each manifest, PyIceberg builds the schema, the schema's JSON and the encoder again, which takes a quarter of the
-time of a small commit. All three depend only on the table's schema and its partition spec.
+PyIceberg builds both for each manifest, which takes a quarter of the time of a small commit.
 """
 
 from __future__ import annotations

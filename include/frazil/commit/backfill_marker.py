@@ -24,10 +24,7 @@ from frazil.host.processes import mark
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of runs that a backfill's marker records; the most recent are kept.
-
-If an operator clears a run in Airflow that is no longer recorded, that run starts its backfill again.
-"""
+"""Maximum number of recorded runs. An earlier run, if cleared in Airflow, starts its backfill again."""
 
 
 class BackfillState(StrEnum):
@@ -180,11 +177,10 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return a backfill that has ended in the default table but not in the dead-letter table; None if there is none.
+    """Return a backfill that has ended in the default table but not in the dead-letter table, if any.
 
-    Routed tables may not have the rows of such a backfill yet. With `abandoned`, a backfill that was abandoned in the
-    default table is returned too: no table gets its rows, and the dead letters of a replay stay. The arguments are the
-    properties of the two tables.
+    Routed tables may not have its rows. With `abandoned`, an abandoned backfill is returned too, whose rows no table
+    gets. The arguments are the properties of both tables.
     """
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:

@@ -126,24 +126,23 @@ def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills.
+    """Yield the records of published backfills; with `window`, only of those that main got in that period.
 
-    With `window`, yields only backfills whose snapshot on main was committed in that period. A backfill that is not yet
-    marked as published is left out.
+    A backfill that is not yet marked as published is left out.
     """
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
-    paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
+    paths: Iterable[str]
+    if window is None:
+        listed = [f.path for f in journals.store.list_files(backfills_folder(journals))]
+        paths = [path for path in listed if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
+    else:
+        paths = _paths_in(metadata, stream, window)
     for path in paths:
         data = journals.store.get(path)
         record = BackfillRecord.from_bytes(data) if data else None
         if record and record.backfill.id != intended:
             yield record
-
-
-def _paths(journals: JournalStore) -> list[str]:
-    found = [f.path for f in journals.store.list_files(backfills_folder(journals))]
-    return [path for path in found if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
 
 
 def _paths_in(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:

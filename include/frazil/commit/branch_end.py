@@ -1,8 +1,7 @@
 """Removes a frazil branch and its snapshots in one update, then deletes the manifests that only these snapshots used.
 
-If a snapshot of the branch stayed in the metadata, it would belong to no branch, but its summary would count added
-files that main now has. Iceberg's incremental clean-up (up to version 1.9, for tables with one branch) would delete
-these files together with the snapshot.
+The summary of a snapshot that stayed would count files that main now has as added. Iceberg's incremental clean-up (up
+to version 1.9, for tables with one branch) would delete these files together with the snapshot.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class BranchEnd:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests.
-
-        Keeps them if a snapshot of the branch still exists: the removal did not land, or the snapshot was tagged.
-        """
+        """Delete the unused manifests, unless the removal did not land, or a snapshot of the branch was tagged."""
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):

@@ -1,12 +1,10 @@
 """Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on features that some catalogs do not have, and whose absence they do not report. The catalog must keep
-the snapshot history and table properties, and must refuse a commit whose base has changed. A commit to a branch must
-leave main unchanged. The storage must support conditional puts. The probe commits empty snapshots to a test table and
-checks the results.
+A stream relies on features that some catalogs do not have, without reporting it. The catalog must keep the snapshot
+history and table properties, and refuse a commit whose base has changed. A commit to a branch must leave main
+unchanged. The storage must support conditional puts.
 
-The probe runs before a stream's first take-over. Later, the stream's marker proves that the catalog can hold the
-stream. Each host records the catalogs that passed, so that the first starts of many streams do not repeat the probe.
+The probe runs before a stream's first take-over. Each host records the catalogs that passed.
 """
 
 from __future__ import annotations
@@ -58,10 +56,9 @@ _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Refuse a catalog that cannot hold the stream. A catalog that passed on this host is not probed again.
+    """Refuse a catalog that cannot hold the stream. Skips catalogs that passed on this host, and the embedded one.
 
-    If frazil may not create a table, the probe is skipped with a warning. The embedded catalog needs no probe. Raises
-    CommitRefused, CommitUnavailable.
+    If frazil may not create a table, logs a warning. Raises CommitRefused, CommitUnavailable.
     """
     config = catalog_config(spec.table.catalog)
     record = _record(config)
@@ -84,8 +81,8 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
     """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
 
-    Creates a test table in the namespace of the stream's table, and the namespace if it is missing. Removes both again,
-    and the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable, CommitRefused, SpecError.
+    Creates a test table, and its namespace if that is missing. Removes both, and tables of killed probes. Raises
+    AccessDenied, CommitUnavailable, CommitRefused, SpecError.
     """
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
@@ -230,7 +227,7 @@ def _probe_folder(location: str) -> str:
 def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     """After the block, remove the empty folders that a probe left in a local warehouse.
 
-    Only for use while no writer is starting: a writer that creates its table at that moment could lose its folders.
+    Only while no writer starts: one that creates its table at that moment could lose its folders.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"

@@ -199,10 +199,7 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of the batch's dead letters.
-
-        Without dead letters, the table is still checked: staging left out records that were already dead letters.
-        """
+        """Return the commit of dead letters. Without any, it still checks that staging knew all earlier ones."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -230,10 +227,9 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offset in each topic-partition where the marker is before it.
+        """Move the marker up to Kafka's first available offsets `first`; `lost` describes the lost records.
 
-        Commits an empty snapshot whose summary has the text `lost`, which describes the lost records. Raises the same
-        errors as `commit`.
+        Commits an empty snapshot with this text in its summary. Raises the same errors as `commit`.
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -274,15 +270,18 @@ class Committer:
         return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
     def _batch_summary(self, journal: Journal) -> dict[str, str]:
+        counts = {
+            "frazil.dropped": journal.dropped,
+            "frazil.future": journal.future,
+            "frazil.with-ignored-fields": journal.with_ignored,
+            "frazil.without-columns": journal.without_columns,
+            "frazil.other-events": journal.other_events,
+        }
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
-            **({"frazil.dropped": str(journal.dropped)} if journal.dropped else {}),
+            **{name: str(count) for name, count in counts.items() if count},
             **reasons_summary(journal.reasons),
-            **({"frazil.future": str(journal.future)} if journal.future else {}),
-            **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
-            **({"frazil.without-columns": str(journal.without_columns)} if journal.without_columns else {}),
-            **({"frazil.other-events": str(journal.other_events)} if journal.other_events else {}),
             **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }

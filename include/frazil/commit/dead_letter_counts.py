@@ -1,7 +1,6 @@
 """Counts the dead letters that a commit adds or removes, by error class and hour of rejection.
 
-The counts are in the snapshot's summary. Readers add them up to show how many recent dead letters remain after a replay
-or a discard, without reading the dead letters.
+Readers add up the counts in the snapshots' summaries to show recent dead letters without reading them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Stores about a thousand commit records in one immutable object ("folded"), so that a stream has few objects.
 
-A journal is a separate object while its batch is undecided, because the journal's key fences the batch. Once later
-batches are committed, only audits and resets read the journal. It is then folded: its neighbours and it are written to
-`<state>/records/<first>_<last>.jsonl.gz`. The first line of this object has the format and the keys; the unchanged
-journals follow, in order.
+The journal of an undecided batch is an object of its own, whose key fences the batch. Once later batches are committed,
+only audits and resets read it. It is then folded with its neighbours to `<state>/records/<first>_<last>.jsonl.gz`. The
+first line has the format and the keys; the unchanged journals follow, in order.
 
-Folding needs no fence. The object is written only if it does not exist, and is read back before its journals are
-deleted. So every record exists in at least one place, even if processes are killed or fold at the same time. Readers
-try the journal first, then the folded records. A record in both places counts once.
+Folding needs no fence: the object is written only if it does not exist, and is read back before its journals are
+deleted. So every record exists somewhere, even if processes are killed or fold at the same time. Readers try the
+journal first, then the folded records.
 """
 
 from __future__ import annotations
@@ -143,10 +142,9 @@ def _unpack(data: bytes, path: str) -> Records:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
 ) -> Iterator[Records]:
-    """Split journals, in order, into groups that each fill one object.
+    """Split journals, in order, into groups that each fill one object. Leaves out empty journals.
 
-    Leaves out empty journals, and a last group that is not full. Stops when `read` returns None: another process has
-    folded that journal.
+    Drops a last group that is not full. Stops if `read` returns None: another process has folded that journal.
     """
     group: Records = {}
     size = 0

@@ -1,8 +1,7 @@
 """Commits the files of routed tables ("followers"), after the default table's commit has decided each batch.
 
-Committing to a routed table therefore needs no epoch. The routed table's own marker records its progress: the table has
-the batches up to `settled`; files for this table in later journals are not committed yet. Every writer, even a
-suspended one, commits the same files in the same order, each file once.
+So these commits need no epoch. A routed table's own marker records its progress: it has the batches up to `settled`.
+Every writer, even a suspended one, commits the same files in the same order, each file once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from frazil.commit.waiting_files import (
     load_notes,
 )
 from frazil.errors import CommitUnavailable, RolledBack, SchemaIncompatible, TableLost
-from frazil.ingest.contract import StagedFile, Target
+from frazil.ingest.contract import Target
 from frazil.spec.units import counted
 from frazil.table.catalogs import explain_table_error
 
@@ -146,10 +145,9 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches that earlier writers did not commit to the routed tables.
+        """Load the batches after the marker's `routed`, which earlier writers did not commit to the routed tables.
 
-        Uses the default table's marker and the journals after the marker's `routed`. `atomic` is the declared setting;
-        it applies only if the catalog can commit to several tables in one step.
+        `atomic` is the declared setting; it applies only if the catalog can commit to several tables in one step.
         """
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
         found = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
@@ -215,13 +213,11 @@ class Followers:
                 f"batch {journal.key} of stream {journal.stream!r} must be committed to several tables in one step, "
                 f"but a table is behind: {missing[0]}"
             )
-        tables = self.tables
-        return tuple(
-            _make_commit(
-                tables, tables.handle(t), [journal], self._files(t, [journal], create=True), target=t, merges={}
-            )
-            for t in targets
-        )
+        commits = []
+        for target in targets:
+            self._create_if_waiting(target, [journal])
+            commits.append(self._make_commit(target, [journal], merges={}))
+        return tuple(commits)
 
     def _try_commit(self, target: Target) -> _Failure | None:
         """Commit the waiting batches to one table. Returns the failure, if any."""
@@ -240,11 +236,7 @@ class Followers:
             if late:
                 _check_files_exist(self.tables, handle, journals, target=target)
                 waited = _row_count(missing_journals(self.tables, handle.current(), journals), target)
-            merges = self.merges.setdefault(target, {})
-            commit_missing_batches(
-                self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges
-            )
-            del self.merges[target]
+            self._commit_missing(target, journals, retry_policy=retry_policy)
             delete_waiting_files(self.tables, journals, target)
             if late:
                 sweep_merged(self.tables, journals, target)
@@ -276,12 +268,65 @@ class Followers:
         if self.make is not None and has_waiting_files(self.tables, journals, target):
             self.make(target, journals)
 
-    def _files(self, target: Target, journals: Sequence[Journal], *, create: bool = False) -> tuple[StagedFile, ...]:
-        """Return the files for one table. Rows that wait next to the default table are first rewritten for it."""
-        if create:
-            self._create_if_waiting(target, journals)
-        table = self.tables.handle(target).current()
-        return tuple(file for journal in journals for file in files_for_table(self.tables, table, journal, target))
+    def _commit_missing(self, target: Target, journals: Sequence[Journal], *, retry_policy: RetryPolicy) -> None:
+        """Commit the files of these journals that a table does not have yet, in order.
+
+        Appended batches are committed as one snapshot. Each merged batch gets its own snapshot, because it is merged
+        into the result of the previous batch.
+        """
+        merges = self.merges.setdefault(target, {})
+        while True:
+            table = self.tables.handle(target).current()
+            found = read_marker(table.metadata.properties, self.tables.stream)
+            later = later_journals(require_marker(found, table, self.tables.stream), journals)
+            if not later:
+                del self.merges[target]
+                return
+            if any(file.content in MERGING_MODES for journal in later for file in journal.staged_for(target)):
+                later = later[:1]
+            commit = self._make_commit(target, later, merges=merges)
+            with suppress(_TableRecreated):
+                commit_snapshots((commit,), retry_policy=retry_policy)
+
+    def _make_commit(
+        self, target: Target, journals: Sequence[Journal], *, merges: dict[UUID, MergeWriter]
+    ) -> TableCommit[Marker]:
+        """Return the commit of these journals' files. `merges` has the last merge that the table refused, if any.
+
+        Rows that wait next to the default table are first rewritten.
+        """
+        tables, handle = self.tables, self.tables.handle(target)
+        table = handle.current()
+        files = tuple(file for journal in journals for file in files_for_table(tables, table, journal, target))
+        prepared_for = handle.current().metadata.table_uuid
+
+        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+            marker = require_marker(found, table, tables.stream)
+            if table.metadata.table_uuid != prepared_for:
+                raise _TableRecreated(
+                    f"table {target} was recreated during the commit: its rows must be rewritten for the new table"
+                )
+            check_routed_not_rolled_back(table.metadata, marker, table=target)
+            if len(later_journals(marker, journals)) < len(journals):
+                return Done(marker)  # another writer has committed some of these batches: the rest is prepared again
+            if not files_fit(table.metadata, files):
+                raise SchemaIncompatible(
+                    f"rows that wait for table {target} were written for a schema or partition spec that the table no "
+                    "longer has: make the columns optional that have become required since"
+                )
+            return reduce(_advance, journals, marker)
+
+        summary = {
+            "frazil.operation": "follow",
+            "frazil.records": str(sum(file.records for file in files)),
+            "frazil.commit-record": tables.journals.path(journals[-1].key),
+        }
+        if len(journals) > 1:
+            summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
+        merge, refused = prepare_merge(tables, journals[0], files), merges.get(prepared_for)
+        if merge is not None:
+            merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
+        return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
 def make_behind(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
@@ -308,76 +353,6 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             and marker.fate(journal.key) is not Fate.NOT_COMMITTED
         ):
             yield journal
-
-
-def commit_missing_batches(  # noqa: PLR0913 - the place and the contents of a commit
-    tables: StreamTables,
-    handle: TableHandle,
-    journals: Sequence[Journal],
-    files_of: Callable[[Target, Sequence[Journal]], tuple[StagedFile, ...]],
-    *,
-    target: Target,
-    retry_policy: RetryPolicy,
-    merges: dict[UUID, MergeWriter],
-) -> Marker:
-    """Commit the files of these journals that a table does not have yet, in order.
-
-    Appended batches are committed as one snapshot. Each merged batch gets its own snapshot, because it is merged into
-    the result of the previous batch. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`,
-    and the storage's errors.
-    """
-    while True:
-        table = handle.current()
-        marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-        later = later_journals(marker, journals)
-        if not later:
-            return marker
-        if any(file.content in MERGING_MODES for journal in later for file in journal.staged_for(target)):
-            later = later[:1]
-        commit = _make_commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
-        with suppress(_TableRecreated):
-            commit_snapshots((commit,), retry_policy=retry_policy)
-
-
-def _make_commit(  # noqa: PLR0913 - the place and the contents of a commit
-    tables: StreamTables,
-    handle: TableHandle,
-    journals: Sequence[Journal],
-    files: tuple[StagedFile, ...],
-    *,
-    target: Target,
-    merges: dict[UUID, MergeWriter],
-) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files`. `merges` has the last merge that the table refused, if any."""
-    prepared_for = handle.current().metadata.table_uuid
-
-    def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-        marker = require_marker(found, table, tables.stream)
-        if table.metadata.table_uuid != prepared_for:
-            raise _TableRecreated(
-                f"table {target} was recreated during the commit: its rows must be rewritten for the new table"
-            )
-        check_routed_not_rolled_back(table.metadata, marker, table=target)
-        if len(later_journals(marker, journals)) < len(journals):
-            return Done(marker)  # another writer has committed some of these batches: the rest is prepared again
-        if not files_fit(table.metadata, files):
-            raise SchemaIncompatible(
-                f"rows that wait for table {target} were written for a schema or partition spec that the table no "
-                "longer has: make the columns optional that have become required since"
-            )
-        return reduce(_advance, journals, marker)
-
-    summary = {
-        "frazil.operation": "follow",
-        "frazil.records": str(sum(file.records for file in files)),
-        "frazil.commit-record": tables.journals.path(journals[-1].key),
-    }
-    if len(journals) > 1:
-        summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
-    merge, refused = prepare_merge(tables, journals[0], files), merges.get(prepared_for)
-    if merge is not None:
-        merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
-    return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
 def _advance(marker: Marker, journal: Journal) -> Marker:
@@ -415,10 +390,7 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Check that the files of uncommitted batches exist: a table must never reference a missing file.
-
-    Files of committed batches may be missing, after a compaction or if the table was recreated.
-    """
+    """Check that files of batches that the table does not have exist: it must never reference a missing file."""
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]

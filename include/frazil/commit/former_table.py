@@ -1,8 +1,7 @@
 """Detects that a stream's table was dropped or renamed, even if another table now has its name.
 
-The marker in the dead-letter table shows it, because it records the stream's own table. A writer writes that marker
-after the own table's marker, and `frazil forget` removes it last. Without the dead-letter table, nothing can be
-detected.
+The marker in the dead-letter table records the own table. It is written after the own table's marker, and `frazil
+forget` removes it last. Without the dead-letter table, nothing can be detected.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return a sentence that says why the stream's own table is no longer in the catalog under its name.
+    """Return a sentence that says why the stream's own table is no longer in the catalog, if so.
 
-    Returns None if the table is in the catalog, or if the stream has never started. `table` is the table that has the
-    name now, if any. Raises the errors of catalog and storage.
+    `table` is the table that has the name now. Raises the errors of catalog and storage.
     """
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None

@@ -49,10 +49,7 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield a stream's batches in main, newest first: the snapshot, and the path of its commit record.
-
-    Take-overs and resets have no commit record, because they add no rows.
-    """
+    """Yield a stream's batches in main, newest first: the snapshot, and the path of its commit record."""
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
         record = summary.get("frazil.commit-record") if summary else None
@@ -89,10 +86,9 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main. Its `offsets_after` is the table's position.
+    """Return the commit record of the stream's newest batch on main: its `offsets_after` is the table's position.
 
-    Returns None if main provably has no batch of the stream. Raises `RolledBack` if the position is unknown, because
-    the older history has expired or the commit record is missing.
+    None if main provably has no batch of the stream. Raises `RolledBack` if history or record are gone.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)

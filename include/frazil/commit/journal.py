@@ -1,9 +1,8 @@
 """The journal: one durable object per batch, written before the commit, and never written in part.
 
-After a crash, the next epoch commits the journal's batch without reading Kafka or writing Parquet again, if the batch
-still starts at the marker's offsets. Otherwise the next epoch discards the journal and its files. The journal of a
-committed batch becomes the commit record to which the snapshot's summary refers. Audits use it, and so do resets after
-a rollback. `fold` packs old commit records into larger objects.
+After a crash, the next epoch commits the batch without Kafka or Parquet if it still starts at the marker's offsets.
+Otherwise it discards the journal and its files. The journal of a committed batch becomes the commit record that the
+snapshot's summary names, for audits and resets. `fold` packs old commit records into larger objects.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class Journal:
     files: tuple[StagedFile, ...]
     """The files for all tables; `StagedFile.target` names the table of a file."""
     newest_dead_letters: BatchKey | None
-    """The batch with the newest dead letters in their table when this batch was staged.
+    """The batch with the newest dead letters when this batch was staged, or `NO_DEAD_LETTERS`.
 
-    `NO_DEAD_LETTERS` without any. None in a journal of an earlier version, which did not check for new dead letters.
+    None in a journal of an earlier version, which did not check for new dead letters.
     """
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
@@ -144,6 +143,7 @@ class Journal:
 
     @classmethod
     def _from_json(cls, raw: Mapping[str, Any]) -> Journal:
+        windows = raw.get("windows")
         return cls(
             stream=raw["stream"],
             key=BatchKey(raw["epoch"], raw["batch"]),
@@ -158,17 +158,13 @@ class Journal:
             leader_epochs=flatten_topics(raw.get("leader-epochs", {})),
             transaction=LastTransaction(*raw.get("transaction", ())),
             # Journals of earlier versions count no rows, or late rows only.
-            windows=_parse_counts(raw.get("windows")),
+            windows=None if windows is None else {int(start): rows for start, rows in windows.items()},
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
             without_columns=raw.get("without-columns", 0),
             other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )
-
-
-def _parse_counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
-    return None if raw is None else {int(start): rows for start, rows in raw.items()}
 
 
 class Unusable(Enum):
@@ -183,8 +179,7 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    The writer that staged a batch writes the journal once. A later epoch may close the batch's key with `void`. A
-    folded record can still be read by its former path and key.
+    A journal is written once; a later epoch may close its key with `void`. Folded records keep path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -205,10 +200,7 @@ class JournalStore:
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an unused key, so that a suspended writer can no longer write a journal there.
-
-        Returns False if the key has a journal. Files may be deleted only if no journal names them, now or later.
-        """
+        """Close an unused key, so that no suspended writer can write a journal there. Returns whether it is closed."""
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
@@ -217,7 +209,7 @@ class JournalStore:
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
         """Return the batch's journal, or the reason why it cannot be used for this stream, table and key."""
-        data = self._get(key)
+        data = self._load(self.path(key))
         if data is None:
             return Unusable.ABSENT
         if data == VOID:
@@ -232,14 +224,13 @@ class JournalStore:
 
     def read(self, path: str) -> Journal | None:
         """Return the commit record at a path from a snapshot's summary; None if it is missing or unreadable."""
+        return _parse_journal(self._load(path))
+
+    def _load(self, path: str) -> bytes | None:
         data = self.store.get(path)
         if data is None and (key := parse_key(path)) is not None:
             data = self._folded.get(key)
-        return _parse_journal(data)
-
-    def _get(self, key: BatchKey) -> bytes | None:
-        data = self.store.get(self.path(key))
-        return self._folded.get(key) if data is None else data
+        return data
 
     def keys(self) -> list[BatchKey]:
         """Return the keys of the journals that are not folded, in order. Ignores objects with other names."""
@@ -287,12 +278,12 @@ class JournalStore:
     ) -> Iterator[int]:
         """Fold the oldest commit records, and yield the number of records in each new object.
 
-        Safe at any time, from any process, while a writer runs, and when interrupted, because batches up to the
-        marker's `settled` are final. The newest `keep` records stay separate because they are read often. Damaged and
-        foreign objects stay separate too, and so do journals of discarded batches, which the next start removes.
+        Safe at any time, from any process, even if interrupted: batches up to the marker's `settled` are final. The
+        newest `keep` records stay separate because they are read often, and so do damaged and foreign objects and
+        journals of discarded batches.
 
-        `forgotten` returns whether the marker was removed. If so, `forget` may have listed the objects to delete before
-        the last folded object was written, so `fold` deletes that object.
+        If `forgotten` returns True, the marker was removed, and `forget` may have listed the objects before the last
+        one was written: `fold` deletes that object.
         """
         settled = [
             key

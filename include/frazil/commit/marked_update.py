@@ -51,7 +51,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next round. It sets `marker`, or removes the marker if that is None.
+        """Return the change for the next round, which sets or (None) removes the marker.
 
         Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
         """
@@ -155,10 +155,9 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns, with a snapshot that adds `files` or the result of `merge`.
+    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`.
 
-    `branch_change` returns which files join the stream's open branch and which files leave it. Without it, all files
-    are added to main.
+    `branch_change` returns how files join and leave the open branch. Without it, main gets all files.
     """
     update = MarkedUpdate(tables.stream, files, merge)
 
@@ -177,10 +176,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """Return the merge of a batch's files for one table; None if the files are simply added.
-
-    Raises SpecError if the declared mode has changed since the batch was staged.
-    """
+    """Return the merge of a batch's files, if they need one. Raises SpecError if the declared mode has changed."""
     merging = tables.merging
     staged = tuple(file for file in files if file.content in MERGING_MODES)
     if not staged:

@@ -281,10 +281,9 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the end offset of a table's current records, for topics whose deleted records may still have rows in it.
+    """Return the ends of a table's current records, for topic-partitions that were recreated or truncated.
 
-    These are topic-partitions that were recreated or truncated. `marker` is this table's marker; `main` is the marker
-    of the stream's main table, which resets change.
+    `marker` is this table's marker; `main` is the main table's, which resets change.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}

@@ -1,9 +1,6 @@
 """Changes of a marker by operators: reset, adopt, forget and give up. Also writes a routed table's first marker.
 
-Each change is a compare-and-swap with an empty snapshot.
-
-As in every commit, the marker changes only in one update with a snapshot of the branch. The snapshot's requirement
-fences a running writer.
+Each change is a compare-and-swap with an empty snapshot, whose requirement fences a running writer.
 
 A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or if an operator
 moved the open branch, the reset restores the branch to keep these rows.
@@ -59,9 +56,8 @@ def reset(
 ) -> Marker:
     """Move the stream to the offsets `target` and the next epoch, in all tables.
 
-    `cut` maps each topic-partition whose log was truncated before the stream's position to the offset of the
-    truncation. If a journal is not committed yet, the next start commits it if it begins at `target`, and otherwise
-    discards it. Raises `WriterBusy` if the marker has changed since it was read.
+    `cut` has the offsets at which logs were truncated before the stream's position. The next start commits an open
+    journal only if it begins at `target`. Raises `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
@@ -96,10 +92,7 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
 
 
 def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Write the epoch to the dead-letter table, with offsets after every record that was ever read.
-
-    Works even if the dead-letter table was rolled back or its marker is unreadable.
-    """
+    """Write the epoch to the dead-letter table, even a damaged one, with offsets after all records ever read."""
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
@@ -135,13 +128,11 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, then its objects under `state`. Returns the number of removed
-    objects.
+    """Remove the stream's markers from all tables, then its objects under `state`. Returns their number.
 
-    Rows are kept, and rows of open windows move to main. Staged files that no table references become orphans, which
-    `frazil orphans` deletes. As soon as the first marker is removed, a writer of the stream is fenced on any host.
-    Commit records of a former table in the folder are kept. Raises TableLost, before any change, if another table has
-    the same folder.
+    From the first marker on, a writer is fenced on any host. Rows are kept; those of open windows move to main.
+    Unreferenced staged files become orphans. Commit records of a former table in the folder are kept. Raises TableLost,
+    before any change, if another table has the same folder.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
@@ -178,11 +169,9 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Set the marker that `decide` returns, or remove the marker if it returns None, in one swap with an empty
-    snapshot.
+    """Set the marker that `decide` returns, or (None) remove it, with an empty snapshot, unless it is set already.
 
-    `branch_change` changes the stream's open branch. Does nothing if the table already has that marker. Unlike a
-    writer's commits, this also works if the marker is unreadable.
+    `branch_change` changes the open branch. Unlike a writer's commits, this works if the marker is unreadable.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -219,8 +208,7 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
 def open_branch_after_reset(
     table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch for a stream that continues at the offsets `target`; None if no branch
-    exists.
+    """Return the change of the open branch for a stream that continues at `target`; None without a branch.
 
     Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
     """
@@ -264,10 +252,7 @@ def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) 
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Return whether the stream reads all of these batches again.
-
-    False if one begins before the new position: its later rows are written twice, as in main.
-    """
+    """Return whether the stream reads all of these batches again: none begins before the new position."""
     return bool(records) and all(
         record is not None
         and bool(at := keep_same_topics(target, source, record.source))
@@ -281,9 +266,7 @@ def write_first_marker(
 ) -> None:
     """Write a table's first marker, before any file is staged for the table.
 
-    The marker covers all batches of the default table, because no earlier batch has rows for this table. If rows
-    already wait for the table, `before` is the first batch that has such rows; the marker then only covers earlier
-    batches.
+    It covers all batches of the default table, or those before `before`, the first one with waiting rows.
     """
     first = _up_to_date_marker(default_marker)
     if before is not None:
@@ -298,11 +281,10 @@ def write_first_marker(
 
 
 def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard a table's waiting rows of the default table's batches, so that commits to the table resume.
+    """Discard a table's waiting rows up to the batch of `default_marker`, so that commits to it resume.
 
-    `default_marker` names the last of these batches. Accepts that the table was rolled back, or has batches that the
-    default table does not have. Safe while a writer runs: batches that it commits in the meantime stay. Raises the same
-    errors as `swap`.
+    Accepts a rollback, and batches that the default table does not have. Safe while a writer runs: what it commits
+    meanwhile stays. Raises the same errors as `swap`.
     """
 
     def decide(table: Table) -> Marker:

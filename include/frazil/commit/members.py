@@ -69,11 +69,9 @@ def forget_member(tables: StreamTables, target: Target) -> None:
 
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the waiting journals that a missing table had not committed, according to its newest remaining metadata
-    file.
+    """Return the waiting journals that a missing table's newest remaining metadata does not have.
 
-    Returns all waiting journals if this is unknown: the table was purged, or an earlier version did not record its
-    UUID.
+    Returns all if this is unknown: the table was purged, or an earlier version did not record its UUID.
     """
     member = member_of(tables, target)
     newest = None if member is None else newest_remaining_metadata(tables, member)

@@ -1,12 +1,10 @@
 """Plans a merge: selects the table's files that may contain the keys of a batch's changes, and divides them into tasks.
 
-If some partition fields depend only on the key, changes and files are grouped by the values of these fields. The row of
-a change is then in a partition of the change's group. So a task with whole groups inserts the keys that its files do
-not have. A group far larger than a task's share is split into several tasks. Each of them gets some of the group's
-files and all of its changes. A last task inserts the changes that none of these tasks matched.
+Changes and files are grouped by the partition fields that depend only on the key, so a change and its row are in one
+group. A task with whole groups inserts the keys that its files do not have. A group far larger than a task's share is
+split: each task gets all changes and some files, and a last task inserts what none of them matched.
 
-Manifests are selected from the manifest list alone. Files are selected by their partition and by the bounds of their
-key columns.
+Manifests are selected from the manifest list, files by their partition and the bounds of their key columns.
 """
 
 from __future__ import annotations
@@ -167,7 +165,7 @@ class _ChangeIndex:
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
         """The values of each field that depends only on the key, sorted, and whether null is one."""
-        columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
+        columns = [set(column) for column in zip(*self.groups, strict=True)]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
     def _in_summaries(self, manifest: ManifestFile) -> bool:

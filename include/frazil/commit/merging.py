@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -102,9 +102,7 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt; an empty snapshot if nothing changes. Raises SchemaIncompatible and the tasks'
-        errors.
-        """
+        """Return the next attempt; an empty snapshot if nothing changes. Also raises the tasks' errors."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
         if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
@@ -123,15 +121,15 @@ class MergeWriter:
         return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
 
     def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
-        self._plan = plan = self._make_plan(table, context.rules)
-        self._run(context, plan.tasks)
-        self._run(context, self._inserting(context, plan))
-        results = self._results_of(plan, context)
+        mode, parallelism = self.merging.mode, self.merging.parallelism()
+        self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
+        results = self._run(context, plan.tasks)
+        results += self._run(context, _insert_tasks(plan, results))
         files = tuple(file for result in results for file in result.files)
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
-        if self.merging.mode.adopts:
+        if mode.adopts:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
@@ -146,29 +144,14 @@ class MergeWriter:
         self.attempts.append(attempt)
         return attempt
 
-    def _make_plan(self, table: Table, rules: MergeRules) -> MergePlan:
-        parallelism = self.merging.parallelism()
-        return self.merging.mode.plan(table, self.changes, rules, parallelism=parallelism, before=self._plan)
-
-    def _run(self, context: MergeContext, tasks: Iterable[MergeTask]) -> None:
+    def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
+        """Return the results of the tasks. Runs only tasks that have no result yet."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:
-            found = self.merging.run(context, missing)
-            self._results.update({(folder, task): result for task, result in zip(missing, found, strict=True)})
-
-    def _inserting(self, context: MergeContext, plan: MergePlan) -> list[MergeTask]:
-        by_index = {task.index: self._results[context.target.folder, task] for task in plan.tasks}
-        found = []
-        for last in plan.inserting:
-            maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
-            matched = BitMap64.union(*maps) if maps else None
-            found.append(last.task(matched.serialize() if matched else b""))
-        return found
-
-    def _results_of(self, plan: MergePlan, context: MergeContext) -> list[MergeResult]:
-        tasks = [*plan.tasks, *self._inserting(context, plan)]
-        return [self._results[context.target.folder, task] for task in tasks]
+            results = self.merging.run(context, missing)
+            self._results.update({(folder, task): result for task, result in zip(missing, results, strict=True)})
+        return [self._results[folder, task] for task in tasks]
 
     def _summary_counts(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
         counts = sum((result.counts for result in results), Counts())
@@ -188,6 +171,17 @@ class MergeWriter:
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
+
+
+def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[MergeTask]:
+    """Return the tasks of the last round, which insert what the tasks with these results did not match."""
+    by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
+    tasks = []
+    for last in plan.inserting:
+        maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
+        matched = BitMap64.union(*maps) if maps else None
+        tasks.append(last.task(matched.serialize() if matched else b""))
+    return tasks
 
 
 def _first_sequence_number(attempt: _Attempt) -> int:

@@ -76,10 +76,9 @@ def _check_table(
 
 
 def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[Behind]:
-    """Return the routed tables that are missing rows of the last published backfill or replay. Commits nothing.
+    """Return the routed tables that are missing rows of the last published backfill. Commits nothing.
 
-    `loaded` has tables that are already loaded; others are loaded if necessary. Once the dead-letter table also records
-    the end of the backfill, all tables have its rows, and no table is loaded.
+    Loads tables that are not in `loaded`, except if the dead-letter table also records the end of the backfill.
     """
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:

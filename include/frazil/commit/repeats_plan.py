@@ -1,9 +1,8 @@
 """Plans the search for repeats (`dedupe`): selects the table's files with possible repeats, and divides them into
 tasks.
 
-Only rows near the batch in event time are read. Iceberg's scan planning finds their files, from the table's partitions
-and the bounds of event time and key. Each task of the first round gets some of these files, and all keys of the batch.
-Each task of the last round takes some of the batch's own files.
+Iceberg's scan planning finds the files with rows near the batch in event time. Each task of the first round gets some
+of these files, and all keys of the batch. Each task of the last round takes some of the batch's own files.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks that compare a batch's staged files with the table's newest snapshot to find repeats.
-
-    Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.
-    """
+    """Plan the tasks that find repeats. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
     check_format(table, "dedupe")
     key_schema(table, rules.key)
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))

@@ -149,10 +149,9 @@ def list_moves(target: Offsets, *, held: Offsets, available: Available) -> tuple
 def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """Return the marker after a reset. Its watermark is unchanged, because a watermark never goes back.
+    """Return the marker after a reset, with the same watermark, which never goes back.
 
-    `cut` has the offsets at which Kafka's logs were truncated. Topics that the stream no longer reads keep their
-    offsets, in case the stream reads them again. Which partitions are idle is determined again.
+    `cut` has the offsets at which logs were truncated. Topics that are no longer read keep their offsets.
     """
     before = seen.marker
     if before is None:

@@ -1,9 +1,6 @@
 """Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have these rows.
 
 After a replay, dead letters that became rows are removed, and the error history of the others grows.
-
-Other rows and files are unchanged. If another commit changes the table first, the next attempt starts again from the
-changed table.
 """
 
 from __future__ import annotations
@@ -234,10 +231,9 @@ def replayed_change(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, Reason],
 ) -> RowChange:
-    """Return the change of a stream's dead letters after a replay.
+    """Return the change of a stream's dead letters after a replay of the topics in `topic_ids`.
 
-    `replayed` has the offsets that became rows; `failed` has the new errors of the others. `topic_ids` are the ids of
-    the replayed topics.
+    `replayed` has the offsets that became rows; `failed` has the new errors of the others.
     """
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 

@@ -77,8 +77,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
     """Return whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`).
 
-    Two facts prove it: main's previous snapshot still exists, so no expiry removed the parent; and the snapshot's
-    summary only counts its own files.
+    If so, main's previous snapshot still exists, and the snapshot's summary only counts its own files.
     """
     if first.parent_snapshot_id is not None:
         return False

@@ -26,10 +26,9 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""Number of times the catalog may refuse the same metadata before a swap ends. This takes a few seconds.
+"""How often the catalog may refuse the same metadata: a few seconds, because a gateway may fail for a moment.
 
-A gateway may fail for a moment. If the catalog reports a lost race as a refusal (sequence number too old), the metadata
-has changed, so the count starts again.
+A lost race that looks like a refusal (sequence number too old) changes the metadata: the count restarts.
 """
 MAX_FAILURES = 20
 """How often a commit may fail to be prepared on the same metadata: a minute, in which storage may recover."""
@@ -110,9 +109,8 @@ def _is_refusal(error: Exception) -> bool:
 def is_overtaken(error: Exception) -> bool:
     """Return whether a snapshot was refused because another branch of the table took its sequence number.
 
-    For example, a backfill committed to its branch. The requirement on this branch still holds in that case, so the
-    conflict is found by the metadata builder of PyIceberg or of the catalog. As after any lost race, the next round
-    checks whether an attempt landed before it proposes again.
+    The requirement on this branch still holds, so PyIceberg or the catalog finds the conflict while building the
+    metadata. As after any lost race, the next round first checks whether an attempt landed.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 

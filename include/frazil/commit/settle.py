@@ -1,8 +1,7 @@
 """Settles the journals of earlier epochs: commits each journal that continues the marker, and discards the others.
 
-Runs only after the new epoch is committed to the default table and the dead-letter table; from then on no earlier epoch
-can commit. A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch
-would commit. `frazil.commit.sweep` therefore deletes none of these files.
+Runs after the new epoch is committed to both tables; from then on no earlier epoch can commit. A suspended writer may
+still stage files and write a journal, which a later epoch would commit. So `sweep` deletes none of these files.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit journals that continue the marker, without Kafka or Parquet. Discard the others.
-
-    Raises the same errors as `Committer.commit`, except for stale journals.
-    """
+    """Commit journals that continue the marker, without Kafka or Parquet. Discard the others."""
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
@@ -77,8 +73,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
     """Commit a marker with the next batch number, which fails if a later epoch has begun.
 
-    A later epoch may have read a journal before this writer discarded it, and may still commit that journal. A caching
-    catalog could hide the later epoch from a plain reload. Raises the same errors as `Committer.commit`.
+    That epoch may have read a journal before this writer discarded it. A caching catalog could hide it from a reload.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:

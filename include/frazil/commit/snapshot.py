@@ -1,8 +1,8 @@
 """Writes one snapshot of a branch from staged files: manifests with the files' own specs, the manifest list, and
 updates.
 
-Uses `pyiceberg.manifest` instead of PyIceberg's `Transaction`. A `Transaction` retries without frazil's requirements,
-writes every file with the table's default spec, and copies the metadata about fourteen times.
+PyIceberg's `Transaction` retries without frazil's requirements, writes every file with the table's default spec, and
+copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
@@ -59,18 +60,16 @@ class Prepared:
     """A snapshot that is written but not committed, and the requirements of its commit."""
 
     snapshot: Snapshot
-    parent_id: int | None
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
-    manifest_list: str
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """The manifests that a new snapshot takes over from its branch, and the files that leave the branch.
 
-    In a branch other than main, no manifest marks the leaving files as deleted: main has them, and an expiry that
-    trusts such entries would delete the files.
+    Only manifests of main mark leaving files as deleted. Main has the files that leave other branches, and an expiry
+    could delete them.
     """
 
     stays: Sequence[ManifestFile]
@@ -134,7 +133,6 @@ class SnapshotWriter:
         _write_list(table, snapshot, [*self.manifests, *base.stays], parent=parent)
         prepared = Prepared(
             snapshot=snapshot,
-            parent_id=snapshot.parent_snapshot_id,
             updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
             requirements=(
                 AssertTableUUID(uuid=metadata.table_uuid),
@@ -143,7 +141,6 @@ class SnapshotWriter:
                 AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
                 *self._new_branch_requirements(metadata),
             ),
-            manifest_list=path,
         )
         self.attempts.append(prepared)
         return prepared
@@ -163,11 +160,11 @@ class SnapshotWriter:
         even after a rollback to the attempt's base. A snapshot that landed and expired does not exist either, so
         manifests are unnecessary only if no later snapshot lists them.
         """
-        waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
+        waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
             waste += [m.manifest_path for m in self._written]
             self.manifests = []
-        self.attempts = [a for a in self.attempts if a.manifest_list not in waste]
+        self.attempts = [a for a in self.attempts if a.snapshot.manifest_list not in waste]
         for path in waste:
             with contextlib.suppress(FileNotFoundError):  # expired, and deleted by the expiry
                 table.io.delete(path)
@@ -206,7 +203,8 @@ class SnapshotWriter:
             files = list(group)
             layout = Layout.for_staged_file(files[0], metadata)
             yield layout, [data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
-        for spec_id, moved in itertools.groupby(sorted(self.moved, key=_spec_id), key=_spec_id):
+        by_spec = attrgetter("spec_id")
+        for spec_id, moved in itertools.groupby(sorted(self.moved, key=by_spec), key=by_spec):
             yield Layout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
@@ -218,9 +216,9 @@ def base_without(
     table: Table,
     snapshot_id: int,
 ) -> Base:
-    """Return the manifests that a snapshot of main keeps without the files at the paths `removed`.
+    """Return the manifests that a snapshot of main keeps; those that list files to remove are rewritten.
 
-    Manifests that list such files are rewritten. `read_entries` returns a manifest's live entries.
+    `removed` has the paths of these files. `read_entries` returns a manifest's live entries.
     """
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
@@ -245,15 +243,11 @@ def base_without(
 def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:
     head = head_of(metadata, branch)
     return (
-        all(s.manifest_list != attempt.manifest_list for s in metadata.snapshots)
+        all(s.manifest_list != attempt.snapshot.manifest_list for s in metadata.snapshots)
         and (attempt.snapshot.sequence_number or 0) < metadata.next_sequence_number()
         # The first snapshot of a branch is refused only because the branch now exists.
-        and attempt.parent_id != (head.snapshot_id if head else None)
+        and attempt.snapshot.parent_snapshot_id != (head.snapshot_id if head else None)
     )
-
-
-def _spec_id(file: DataFile) -> int:
-    return file.spec_id
 
 
 def _write_list(
@@ -342,10 +336,9 @@ def _summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch to the snapshot.
+    """Return the update that moves the branch to the snapshot, with the branch's retention settings.
 
-    Because the update replaces the whole reference, it repeats the branch's retention settings. A new branch other than
-    main never expires, whatever the table's properties say, because only this branch has its rows.
+    A new branch other than main never expires, because only this branch has its rows.
     """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(

@@ -2,14 +2,12 @@
 
 Callers propose a change of the metadata that they receive. Only this module decides the outcome:
 
-- After a conflict, the next round proposes again, on new metadata. The same happens after a refusal while the metadata
-  still changes, because the refusal may have been about the older metadata. If unchanged metadata is refused
-  repeatedly, the swap ends.
-- After any other failure, the outcome is unknown, because a commit may land after it was reported as failed. The next
-  round loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round
-  proposes again.
-- When the swap ends, files of attempts that did not land are deleted if the final metadata proves that no attempt will
-  ever need these files. Other files stay until orphan removal deletes them.
+- After a conflict, the next round proposes again, on new metadata. A refusal is treated alike while the metadata still
+  changes. If unchanged metadata is refused repeatedly, the swap ends.
+- After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next round
+  loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round proposes
+  again.
+- When the swap ends, files of attempts that can never land are deleted. Other files stay until orphan removal.
 """
 
 from __future__ import annotations
@@ -77,10 +75,7 @@ class TableHandle:
         return self._catalog.name
 
     def io_properties(self) -> Mapping[str, str]:
-        """Return the FileIO's properties as last loaded.
-
-        A catalog that vends credentials renews them with every load.
-        """
+        """Return the FileIO's properties as last loaded. Each load renews the credentials that a catalog vends."""
         return (self._loaded or self.refresh()).io.properties
 
     @property
@@ -115,10 +110,7 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog) -> Table:
-        """Return the table as loaded with another client, or the known state if that is newer.
-
-        Does not change the handle.
-        """
+        """Load the table with another client, or return the known state if it is newer. Does not change the handle."""
         return self._newer(catalog.load_table(self.identifier))
 
     def _newer(self, found: Table) -> Table:
@@ -169,15 +161,10 @@ class Change(Generic[T]):
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and a value that only this change writes, which prove that the change landed.
-
-    This is a better proof than the snapshot, which may have expired, or may have been replaced by a later commit.
-    """
+    """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def landed_in(self, table: Table) -> bool:
-        """Return whether this change landed and is the latest, according to its `proof`, or to its snapshot without a
-        proof.
-        """
+        """Return whether this change is the latest, by its `proof`, or whether its snapshot landed."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -185,10 +172,7 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""Returns the change for the next round, or `Done`, for the current table.
-
-An exception ends the swap, unless the table has changed since it was loaded: the change may have removed the cause.
-"""
+"""Returns the change for the next round, or `Done`. An exception ends the swap, unless the table has changed."""
 
 
 class Written(Protocol):
@@ -199,18 +183,15 @@ class Written(Protocol):
         """Whether some files may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that are permanently unnecessary.
-
-        `table` was loaded after the last attempt and proves this.
-        """
+        """Delete the files that `table`, loaded after the last attempt, proves permanently unnecessary."""
 
 
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in the change that `propose` returns, and then delete unnecessary files, whether or not the swap succeeded.
+    """Swap in the change that `propose` returns. Then delete unnecessary files, even if the swap failed.
 
-    `written` is read only when the swap is over, so `propose` may add to it. Raises the same errors as `swap`.
+    `propose` may add to `written`, which is read when the swap is over. Raises the same errors as `swap`.
     """
     try:
         return swap(handle, propose, retry_policy=retry_policy)
@@ -272,10 +253,7 @@ class RetryPolicy:
     """Receives a sentence about each failed round, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait before the next attempt, in seconds.
-
-        It is at least the wait that an overloaded server requests, up to `MAX_RETRY_AFTER_S`.
-        """
+        """Return the wait before the next attempt, at least as long as the server requested (`MAX_RETRY_AFTER_S`)."""
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -292,19 +270,14 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap.
-
-    `step` is the current step of the round; `tables` are the tables as the last round loaded them.
-    """
+    """The rounds of one swap. `step` is the round's current step; `tables` are those that it loaded."""
 
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
     ) -> None:
         self._commits, self._at_once, self._clock = commits, at_once, clock
         self.proposing_s = 0.0
-        """Time spent in `propose`, in seconds. It does not count towards the timeout: a merge takes minutes, and one
-        lost race must not end its swap.
-        """
+        """Time spent in `propose`. It does not count towards the timeout, because a merge takes minutes."""
         self._tried: list[_Attempt[T]] = []
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()

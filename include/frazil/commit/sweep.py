@@ -74,10 +74,9 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
-    """Sweep the routed tables as `sweep` does, right after all earlier epochs were settled. Returns the number of
-    deleted files.
+    """Sweep the routed tables in parallel, right after `settle`. Returns the number of deleted files.
 
-    Sweeps the tables in parallel, because there may be thousands. If a table fails, the next start retries it.
+    If a table fails, the next start retries it.
     """
     marker = tables.marker()
     if marker is None or not tables.routed:
@@ -155,22 +154,16 @@ class _SweptTable:
         """Return the paths that the merge of this batch added; all of the table if the snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
-            if (
-                summary
-                and summary.get(RECORD)
-                and (_batch_of(summary) == (self.stream, key) or _backfill_of(summary) == self.stream)
-            ):
+            if summary and summary.get(RECORD) and _is_commit_of(summary, self.stream, key):
                 return _added_by(snapshot, self.table)
         return self.referenced
 
 
-def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
-    key = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
-    return summary.get("frazil.stream"), key
-
-
-def _backfill_of(summary: Summary) -> str:
-    return staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
+def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
+    """Return whether a summary is that of a batch, or of the backfill that stages its files as `stream`."""
+    found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
+    backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
+    return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
 
 
 def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
@@ -193,10 +186,9 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether a batch was already swept completely: by its own writer, or by many starts.
+    """Return whether a batch was already swept, by its own writer or by many starts.
 
-    A writer sweeps a batch again before it begins the batch after the next. Until then, executors may leave files in
-    the batch's folder.
+    A writer sweeps a batch again before the batch after the next: until then, executors may leave files.
     """
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
@@ -210,7 +202,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     if fate is Fate.NOT_COMMITTED:
         return _landed_without_batch(swept, key) if _closed(view, key) else None
     if isinstance(record, Journal):
-        return _paths_to_keep_of(record, swept)
+        return _kept_of_committed(record, swept)
     if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
@@ -219,14 +211,14 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     return swept.referenced if view.just_settled else None
 
 
-def _paths_to_keep_of(record: Journal, swept: _SweptTable) -> Set[str] | None:
+def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
     """Return the bare paths of a committed batch's files to keep; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
     merging them. The files of that merge, which no journal names, may become part of the table.
     """
     if not _is_merged(record, swept.target):
-        return _files_of(record)
+        return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
         return None
     return swept.merged_paths(record.key)
@@ -262,7 +254,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, swept)) is not None:
+            if _is_merged(journal, target) and (kept := _kept_of_committed(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info("cannot delete merged change files of table %s, the next start retries: %s", target, words_of(error))
@@ -270,14 +262,14 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files of a batch that its own writer discarded before its journal existed. Returns their number."""
-    return _sweep_folders(tables, tables.all, key, record=None)
+    return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete a fenced writer's files and journal of its last batch. Returns the number of deleted files.
+    """Delete the files and journal of a fenced writer's last batch. Returns the number of deleted files.
 
-    Deletes them only if a later epoch has closed the batch's key or committed a later batch. No writer can then commit
-    this batch, even if the marker has changed since it was read. Otherwise the next start decides whether to commit it.
+    Only if a later epoch has closed the batch's key or committed a later batch, so that no writer can commit this one.
+    Otherwise the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
@@ -299,23 +291,19 @@ def _sweep_folders(
     key: BatchKey,
     *,
     record: Journal | None,
-    is_merged: bool = True,
+    is_merged: bool,
 ) -> int:
     deleted = 0
-    kept: Set[str] | None
+    files: Set[str] = _paths_of(record) if record else frozenset()
     if record is None or record.routed:  # only rows of routed tables wait in files
-        kept = _files_of(record) if record else frozenset()
-        deleted = _delete_others(tables.store, tables.waiting_folder(key), kept)
+        deleted = _delete_others(tables.store, tables.waiting_folder(key), files)
     for target, handle in handles.items():
         table = _try_load(target, handle) if is_routed(target) else handle.current()
         if table is not None:
             swept = _SweptTable(target, table, tables.stream)
-            kept = (
-                frozenset() if record is None else _paths_to_keep_of(record, swept) if is_merged else _files_of(record)
-            )
-            if kept is None:
-                continue
-            deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
+            kept = _kept_of_committed(record, swept) if record and is_merged else files
+            if kept is not None:
+                deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted
 
 
@@ -339,7 +327,7 @@ def _is_merged(record: Journal, target: Target) -> bool:
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
-def _files_of(record: Journal) -> set[str]:
+def _paths_of(record: Journal) -> set[str]:
     return {bare_path(f.path) for f in record.files}
 
 

@@ -1,12 +1,11 @@
 """Stores rows of routed tables that cannot be loaded or created, in files next to the default table.
 
-These "waiting files" have the default table's format, and the batches' journals list them as files of the routed table.
-Once the routed table exists, the rows are rewritten with the table's columns, and committed like the files of any
-missing batch. The waiting files are then deleted.
+These "waiting files" have the default table's format; journals list them as files of the routed table. Once it exists,
+the rows are rewritten with its columns, and committed like any missing batch. A record next to the rewritten files
+lists them, so that every attempt commits the same files.
 
-A record next to the rewritten files lists them, so that every attempt and every start commits the same files. A note
-next to the waiting files has the value for which the table is created, and why the table does not exist. The note also
-has the batch up to which an operator discarded the rows.
+A note next to the waiting files has the value for which the table is created, why the table does not exist, and the
+batch up to which an operator discarded the rows.
 """
 
 from __future__ import annotations
@@ -147,10 +146,9 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete files for which no table waits any longer, right after all earlier epochs were settled.
+    """Delete files and notes of tables that no longer wait, right after `settle`.
 
-    `complete` is the last batch that all tables have, according to the default table's marker. A note is kept until
-    `complete` reaches the batch up to which rows were discarded.
+    `complete` is the last batch that all tables have. A note is kept until `complete` reaches its `given_up`.
     """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}

@@ -55,10 +55,9 @@ class NewestChanges:
 
 
 def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
-    """Return the newest change of each key; see `MergeRules.order_by`.
+    """Return the newest change of each key; see `MergeRules.order_by`. `ids` are field ids by column name.
 
-    `ids` are the columns' field ids by name. Values that the newest change leaves out may come from an earlier change
-    of the batch.
+    Values that the newest change leaves out may come from an earlier change of the batch.
     """
     count = changes.num_rows
     keys = encode_keys([column(changes, name) for name in rules.key], count)

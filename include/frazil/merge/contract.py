@@ -1,12 +1,9 @@
 """The frozen values that pass between the driver and the tasks of a merge. They pickle and convert to JSON.
 
 A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet files with the table's columns and
-some internal columns. Each row is a change; the rows have any order, and a key may have several changes. Change files
-are journaled like data files, but never become part of a table. A merge turns change files into data files and
-position-delete files for the current table. If the table changes meanwhile, the merge is repeated; a task with the same
-table files and changes keeps its result.
-
-A table of such a stream has at most one row per key.
+some internal columns. Each row is a change, in any order; a key may have several changes. Change files are journaled,
+but never become part of a table. A merge turns them into data files and position-delete files for the current table. If
+the table changes meanwhile, only tasks with other files are repeated. The table has at most one row per key.
 """
 
 from __future__ import annotations
@@ -66,18 +63,16 @@ class MergeRules:
     ignored: tuple[str, ...] = ()
     """Columns that are not compared to find updates: the Kafka coordinates."""
     traced: bool = True
-    """Whether a change that leaves its row unchanged is still written if the change's record came later than the row's.
+    """Whether a change that changes no value is written if its record came later than the row's.
 
-    This is needed when the stream has dead letters: a dead letter from between the two records must be recognised as
-    older than the row.
+    Needed with dead letters: one from between the two records must be recognised as older than the row.
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. With `window_us`, it counts changed rows by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """The event-time distance within which rows with the same key are repeats, for a stream with dedupe; the first row
-    is kept.
+    """The event-time distance within which rows with the same key are repeats (dedupe); the first is kept.
 
     The changes are then rows, staged as data files. Of these rules, only the key and the event time apply.
     """

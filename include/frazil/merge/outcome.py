@@ -29,8 +29,7 @@ from frazil.merge.contract import MergeRules
 def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> NDArray[np.bool_]:
     """Mask of changes that are older than the rows at the same index. Null is the oldest.
 
-    A delete without an order value removes every row before it, so no change after it is stale. `deletes` is the
-    result of `Newest.deletes_of` for these changes.
+    No change is stale after a delete without an order value (`deletes`, see `NewestChanges.deletes_of`).
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _kept_rows(orders, changes, rows, rules)

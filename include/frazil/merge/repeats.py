@@ -1,12 +1,10 @@
 """Runs one task of a merge that drops repeats: rows whose key occurred before, close in event time.
 
-The rows of a batch are staged as data files. Each task of the first round looks up the keys of these rows in some of
-the table's files. Each task of the last round also finds all repeats within the batch, and rewrites those of its files
-that have repeats. A file without repeats is added to the table as it was staged.
+The rows of a batch are staged as data files. Tasks of the first round look up their keys in some of the table's files.
+Tasks of the last round also find repeats within the batch, and rewrite those of their files that have repeats.
 
-The rows of a key are checked in order. A row is kept unless a kept row with its key is at most `within_us` away in
-event time. Rows of the table come first. Rows of a batch have the order of their topic-partition; rows of different
-topic-partitions are ordered by Kafka's timestamps.
+A row is kept unless a kept row with its key is at most `within_us` away in event time. Rows of the table come first,
+then the batch's: by offset in a topic-partition, by Kafka's timestamps across them.
 """
 
 from __future__ import annotations
@@ -158,10 +156,7 @@ class RepeatsRun(TaskRun):
 def repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Mask of rows for which the table has a row with the same key nearby in event time. Pure.
-
-    `table_codes` has the key numbers of the table's rows, `table_times` their event times.
-    """
+    """Mask of rows for which the table has a row with the same key number nearby in event time. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
@@ -218,10 +213,9 @@ def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Return a rank for each row of a batch: within a topic-partition by offset, across topic-partitions by Kafka
-    timestamp.
+    """Return each row's rank: by offset in its topic-partition, across them by Kafka timestamp.
 
-    A producer may send timestamps that go back, so the running maximum within the topic-partition counts.
+    Timestamps may go back, so the running maximum within the topic-partition counts.
     """
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()

@@ -243,10 +243,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:
-    """Write a file that deletes rows of one data file.
-
-    The bounds of its path column are the data file's full path, so that readers can match the two files.
-    """
+    """Write a file that deletes rows of one data file, whose path is the bounds of the path column."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)

@@ -180,10 +180,9 @@ def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]
 MAX_DELETED_SHARE = 0.2
 """Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
-"""Maximum size of a file that is rewritten together with the new file, as a multiple of the new file's size.
+"""Maximum size of a file that is rewritten together with the new file, as a multiple of its size.
 
-Files are rewritten together only if at least `MIN_JOINED_FILES` of them exist. So each row is rewritten once per size
-tier, and a partition has few files of each tier.
+At least `MIN_JOINED_FILES` are rewritten together. So a row is rewritten once per size tier.
 """
 MIN_JOINED_FILES = 4
 MIN_FILE_BYTES = 64 * 2**10
@@ -191,8 +190,7 @@ MIN_FILE_BYTES = 64 * 2**10
 SMALLER_BYTES = 2**20
 """File size in bytes below which the allowed share of deleted rows shrinks in proportion.
 
-A small data file costs less to rewrite, but its delete file costs readers as much as any other. With this rule, each
-deleted row costs the same number of rewritten bytes for files of any size.
+A small file is cheap to rewrite, but its delete file costs readers as much as any other.
 """
 ROW_BYTES = 50
 """The assumed bytes per row if no file shows the actual size."""
@@ -201,10 +199,9 @@ ROW_BYTES = 50
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return the paths of the data files to rewrite.
+    """Return the paths of the data files of one partition to rewrite, if it gets `new_rows` rows.
 
-    `leaving` has the number of rows to remove from each file, including rows that delete files already remove. `files`
-    are the data files of one partition, which gets `new_rows` rows.
+    `leaving` has the number of rows to remove from each file, including those that delete files remove.
     """
     if how == "copy-on-write":
         return {file.path for file in leaving}
