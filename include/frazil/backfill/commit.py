@@ -49,9 +49,9 @@ from frazil.commit.backfill_records import (
     record_path,
     topic_ids,
 )
-from frazil.commit.branch_end import BranchEnd, require_unchanged
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.late_rows import WINDOWS, windows_summary
+from frazil.commit.marked_update import BranchEnd, require_unchanged
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGING_MODES

@@ -29,7 +29,7 @@ from pyiceberg.types import LongType, NestedField
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from frazil.commit.branch_end import BranchEnd
+from frazil.commit.marked_update import BranchEnd
 from frazil.commit.snapshot import Prepared, SnapshotWriter
 from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home, make_folder
@@ -101,17 +101,17 @@ class _Probe:
     found: list[str] = field(default_factory=list)
 
     def missing(self) -> list[str]:
-        first = self._commit(SnapshotWriter(()), value="first")
+        first = self._commit(self.table, value="first")
         base = self._load()
-        second = self._commit(SnapshotWriter(()), value="second", table=base)
+        second = self._commit(base, value="second")
         self._check_history(first, second)
         self._check_conditional(base, second)
         self._check_branch()
         return self.found
 
-    def _commit(self, writer: SnapshotWriter, *, value: str, table: Table | None = None) -> Prepared:
-        prepared = writer.prepare(table or self.table, summary={}, now_ms=self.now_ms)
-        self._swap(table or self.table, prepared, SetPropertiesUpdate(updates={PROPERTY: value}))
+    def _commit(self, table: Table, *, value: str) -> Prepared:
+        prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=self.now_ms)
+        self._swap(table, prepared, SetPropertiesUpdate(updates={PROPERTY: value}))
         return prepared
 
     def _swap(self, table: Table, prepared: Prepared, *more: TableUpdate) -> None:

@@ -71,9 +71,10 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
 
 def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
     """Return when an operator last reset or adopted the stream; None if a writer has taken over since."""
-    summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
-    newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
-    return newest[0] if newest and newest[1].get("frazil.operation") in {"reset", "adopt"} else None
+    for snapshot in ancestors(metadata):
+        if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
+            return snapshot.timestamp_ms if snapshot.summary.get("frazil.operation") in {"reset", "adopt"} else None
+    return None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
@@ -123,16 +124,11 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
     """Return the snapshot of the newest merge of replayed dead letters; None if main's history shows no such merge."""
-    return next(
-        (
-            snapshot
-            for snapshot in ancestors(metadata)
-            if (summary := snapshot.summary)
-            and summary.get("frazil.backfill-stream") == stream
-            and merge_counts(summary)
-        ),
-        None,
-    )
+    for snapshot in ancestors(metadata):
+        summary = snapshot.summary
+        if summary and summary.get("frazil.backfill-stream") == stream and merge_counts(summary):
+            return snapshot
+    return None
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:

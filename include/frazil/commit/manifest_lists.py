@@ -16,7 +16,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import DEFAULT_READ_VERSION, MANIFEST_LIST_FILE_SCHEMAS, ManifestFile, ManifestListWriterV2
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.avro_encodings import AvroEncoding, PreparedAvroFile
+from frazil.commit.manifest_writing import AvroEncoding, PreparedAvroFile
 from frazil.table.recent import Recent
 
 MAX_CACHED = 32

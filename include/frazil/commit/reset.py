@@ -134,14 +134,7 @@ def move_before_truncations(offsets: Offsets, available: Available) -> dict[Topi
 def list_moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
     """Return the effect of a new position on each topic-partition, sorted by topic and partition."""
     return tuple(
-        Move(
-            *tp,
-            held=held.get(tp),
-            target=offset,
-            first=available.first[tp],
-            end=available.end[tp],
-            cut=available.cut.get(tp),
-        )
+        Move(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.cut.get(tp))
         for tp, offset in sorted(target.items())
     )
 

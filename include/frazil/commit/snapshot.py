@@ -130,7 +130,14 @@ class SnapshotWriter:
             summary=_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
         )
-        _write_list(table, snapshot, [*self.manifests, *base.stays], parent=parent)
+        with ListWriter(
+            output_file=table.io.new_output(path),
+            snapshot_id=snapshot.snapshot_id,
+            parent_snapshot_id=snapshot.parent_snapshot_id,
+            sequence_number=number,
+            compression=avro_codec(metadata),
+        ) as writer:
+            add_manifests(writer, [*self.manifests, *base.stays], snapshot=snapshot, parent=parent)
         prepared = Prepared(
             snapshot=snapshot,
             updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
@@ -248,19 +255,6 @@ def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> boo
         # The first snapshot of a branch is refused only because the branch now exists.
         and attempt.snapshot.parent_snapshot_id != (head.snapshot_id if head else None)
     )
-
-
-def _write_list(
-    table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFile], *, parent: Snapshot | None
-) -> None:
-    with ListWriter(
-        output_file=table.io.new_output(snapshot.manifest_list),
-        snapshot_id=snapshot.snapshot_id,
-        parent_snapshot_id=snapshot.parent_snapshot_id,
-        sequence_number=snapshot.sequence_number or 0,
-        compression=avro_codec(table.metadata),
-    ) as writer:
-        add_manifests(writer, manifests, snapshot=snapshot, parent=parent)
 
 
 _CONTENT: Mapping[Content, DataFileContent] = {

@@ -83,7 +83,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
         return 0
     view = _SweepState(tables, marker, just_settled=True, keys=tables.journals.keys())
 
-    def swept(target: Target) -> int:
+    def sweep_target(target: Target) -> int:
         try:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
@@ -100,7 +100,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             )
             return 0
 
-    return sum(in_parallel(swept, sorted(tables.routed)))
+    return sum(in_parallel(sweep_target, sorted(tables.routed)))
 
 
 def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int:

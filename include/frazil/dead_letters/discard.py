@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.backfill_records import chunks, load_record, topic_ids
-from frazil.commit.branch_end import require_unchanged
+from frazil.commit.marked_update import require_unchanged
 from frazil.commit.opened import OpenStream
 from frazil.commit.row_changes import (
     DEAD_LETTER_COLUMNS,
