@@ -16,7 +16,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from frazil.merge.changes import (
@@ -24,18 +23,18 @@ from frazil.merge.changes import (
     PARTITION,
     TIMESTAMP,
     TOPIC,
+    Mask,
     NewestChanges,
+    Numbers,
     column,
     encode_keys,
     encode_partitions,
     ranks,
+    to_mask,
 )
 from frazil.merge.contract import Counts, MergeResult
 from frazil.merge.locate import KeyIndex
 from frazil.merge.table_files import TaskRun, rows_without
-
-Numbers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class _Batch:
     """Event times in microseconds since 1970."""
     timed: Mask
     """Mask of rows with an event time. A row without an event time is never a repeat."""
-    places: pa.Table
+    coordinates: pa.Table
     """Kafka coordinates, which order the rows."""
     starts: tuple[int, ...]
     """The number of each file's first row, followed by the total number of rows."""
@@ -85,7 +84,7 @@ class RepeatsRun(TaskRun):
             rows.select(list(rules.key)),
             encode_keys([column(rows, name) for name in rules.key], rows.num_rows),
             _to_microseconds(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
-            times.is_valid().to_numpy(zero_copy_only=False),
+            to_mask(times.is_valid()),
             rows.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]),
             starts,
         )
@@ -109,7 +108,7 @@ class RepeatsRun(TaskRun):
         for rows in self._live_rows(index.batch_rows):
             places, of = index.find_rows(rows)
             times = column(rows, self._event_time).take(pa.array(places))
-            known = times.is_valid().to_numpy(zero_copy_only=False)
+            known = to_mask(times.is_valid())
             found.append((codes[of[known]], _to_microseconds(times.drop_null())))
         return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
 
@@ -133,7 +132,7 @@ class RepeatsRun(TaskRun):
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
-        order = _rank_rows(batch.places.take(pa.array(several)))
+        order = _rank_rows(batch.coordinates.take(pa.array(several)))
         return several[repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
@@ -26,7 +25,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.changes import column
+from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -55,7 +54,7 @@ class Reader:
     """Called after each row group with the number of rows read so far."""
     bytes_read: int = 0
     rows_read: int = 0
-    _deletes: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
+    _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
     def open(self, path: str) -> DataReader:
         source = self.io.new_input(path)
@@ -72,13 +71,13 @@ class Reader:
         with found:
             return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))])
 
-    def deleted_positions(self, file: TableFile) -> NDArray[np.int64]:
+    def deleted_positions(self, file: TableFile) -> Numbers:
         """Return the positions of a data file's rows that delete files name, in order."""
         found = [self._positions_by_file(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
 
-    def _positions_by_file(self, delete: DeleteFile) -> dict[str, NDArray[np.int64]]:
+    def _positions_by_file(self, delete: DeleteFile) -> dict[str, Numbers]:
         if delete.path in self._deletes:
             return self._deletes[delete.path]
         by_path = self.deletes(delete.path)
@@ -86,14 +85,14 @@ class Reader:
             self._deletes[delete.path] = by_path
         return by_path
 
-    def deletes(self, path: str) -> dict[str, NDArray[np.int64]]:
+    def deletes(self, path: str) -> dict[str, Numbers]:
         """Return the positions that a position-delete file names, in order, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.read(rows)
         return _group_by_path(rows)
 
 
-def _group_by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
+def _group_by_path(deletes: pa.Table) -> dict[str, Numbers]:
     """Group the positions by data file; a delete file may name thousands."""
     if not deletes.num_rows:
         return {}
@@ -139,7 +138,7 @@ class DataReader:
             ]
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
 
-    def rows_at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
+    def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
         """Return the rows at these positions, which must be sorted."""
         parts = [no_rows(arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
@@ -210,7 +209,7 @@ class TaskRun(ABC):
         self.writer.add(rows)
         return rows
 
-    def copy(self, path: str, leaving: NDArray[np.int64]) -> None:
+    def copy(self, path: str, leaving: Numbers) -> None:
         """Write the rows of a file again, except the rows at the positions `leaving`."""
         with self.reader.open(path) as data:
             for start, rows in data.row_groups(self.schema):
@@ -218,14 +217,14 @@ class TaskRun(ABC):
                 if stays.num_rows:
                     self.write(stays)
 
-    def count_windows(self, times: NDArray[np.int64]) -> None:
+    def count_windows(self, times: Numbers) -> None:
         """Count rows by window. `times` are their event times in microseconds since 1970."""
         if window_us := self.context.rules.window_us:
             starts, counts = np.unique(times // window_us * window_us, return_counts=True)
             self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
 
-def rows_without(rows: pa.Table, start: int, leaving: NDArray[np.int64]) -> pa.Table:
+def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
     """Return the rows of a row group that begins at position `start`, except those at the positions `leaving`."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
@@ -242,7 +241,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     return bool(lowest <= ends[1] and ends[0] <= greatest)
 
 
-def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:
+def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
     """Write a file that deletes rows of one data file, whose path is the bounds of the path column."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.ingest.no_rows import no_rows
-from frazil.merge.changes import NewestChanges, column, find_newest_changes
+from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, RowRemoval, TableFile
 from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
 from frazil.merge.outcome import (
@@ -49,7 +48,7 @@ class _RemovedRows:
     """The rows that are removed from one data file."""
 
     found: LocatedRows
-    positions: NDArray[np.int64]
+    positions: Numbers
     """Positions of the rows that this merge removes from the file."""
 
 
@@ -80,7 +79,7 @@ class _MergeRun(TaskRun):
         read = self.reader.bytes_read
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
-    def _match_files(self, newest: NewestChanges, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
+    def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
         """Write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
@@ -94,14 +93,14 @@ class _MergeRun(TaskRun):
             leaves = self._apply_changes(newest, found, first) if len(found.positions) else found.positions
             yield _RemovedRows(found, leaves)
 
-    def _apply_changes(self, newest: NewestChanges, found: LocatedRows, first: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def _apply_changes(self, newest: NewestChanges, found: LocatedRows, first: Mask) -> Numbers:
         """Return the positions of the rows that a change updates or deletes."""
         rules = self.context.rules
         with self.reader.open(found.file.path) as data:
             rows = data.rows_at(self.schema, found.positions)
         changes = newest.rows.take(pa.array(found.changes))
         changes = fill_left_out(keep_newer_row_values(changes, rows, found.changes, newest, rules), rows, self.ids)
-        old = stale_changes(changes, rows, rules, newest.deletes_of(found.changes))
+        old = stale_changes(changes, rows, rules, newest.delete_coordinates(found.changes))
         same = unchanged_rows(changes, rows, rules) & ~old
         gone = delete_mask(changes) & ~old
         new = ~old & ~same & ~gone
@@ -118,7 +117,7 @@ class _MergeRun(TaskRun):
         # If other programs wrote a key twice, one row stays.
         return found.positions[(gone | new | renews) & first | ~old & ~first]
 
-    def _changes_window(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
+    def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
         """Mask of rows that change their window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
@@ -127,7 +126,7 @@ class _MergeRun(TaskRun):
             pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
             for of in (rows, changes)
         )
-        moved: NDArray[np.bool_] = before != after
+        moved: Mask = before != after
         return moved
 
     def _insert(self, unmatched: NewestChanges) -> None:
