@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
-from frazil.commit.backfill_records import BackfillRecord, chunks, published_records, topic_ids
+from frazil.commit.backfill_records import BackfillRecord, chunk_topic_ids, committed_chunks, published_records
 from frazil.commit.history import Period, ancestors, commit_records, merge_counts, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
@@ -184,13 +184,13 @@ def _committed(key: BatchKey, marker: Marker) -> bool:
 
 def _of_backfills(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
     whole = (record for record in backfills if not record.backfill.replays)
-    return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
+    return ((chunk, record.selects) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
 
 def _replayed(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> dict[TopicPartition, dict[str, BitMap64]]:
     found: dict[TopicPartition, dict[str, BitMap64]] = defaultdict(dict)
     for record in backfills:
-        ids = topic_ids(chunks(journals, record.backfill)) if record.replayed else {}
+        ids = chunk_topic_ids(committed_chunks(journals, record.backfill)) if record.replayed else {}
         for tp, offsets in record.replayed.items():
             of, topic_id = found[tp], ids.get(tp[0], "")
             of[topic_id] = of.get(topic_id, BitMap64()) | offsets

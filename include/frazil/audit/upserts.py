@@ -362,7 +362,7 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
         return []
     plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
     done = {task.index: (task, merge(context, task)) for task in plan.tasks}
-    for last in plan.inserting:
+    for last in plan.insert_tasks:
         maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]
         matched = BitMap64.union(*maps) if maps else BitMap64()
         task = last.task(matched.serialize())

@@ -44,10 +44,10 @@ from frazil.commit.backfill_records import (
     BackfillRecord,
     backfill_folder,
     backfill_journals,
-    chunks,
+    chunk_topic_ids,
+    committed_chunks,
     load_record,
     record_path,
-    topic_ids,
 )
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.late_rows import WINDOWS, windows_summary
@@ -110,7 +110,7 @@ class BackfillCommitter:
         return committer
 
     def journals(self) -> list[Journal]:
-        return chunks(self.tables.journals, self.backfill)
+        return committed_chunks(self.tables.journals, self.backfill)
 
     def next_key(self) -> BatchKey:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
@@ -175,7 +175,7 @@ class BackfillCommitter:
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
-            return Done(backfill) if backfill.has(journal.key) else backfill.with_chunk(journal, planned=planned)
+            return Done(backfill) if backfill.has_chunk(journal.key) else backfill.with_chunk(journal, planned=planned)
 
         commits = [self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))]
         if dead_letters := journal.staged_for("dead-letters"):
@@ -210,7 +210,7 @@ class BackfillCommitter:
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs. A journal whose offsets have been staged again is discarded."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
-            waiting = None if self.backfill.has(key) else self._entry(key)
+            waiting = None if self.backfill.has_chunk(key) else self._entry(key)
             if not isinstance(waiting, Journal):
                 continue
             done = merge_spans((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
@@ -356,7 +356,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     there, and removes the branch. For a backfill, this commit adds the rejected records. For a replay, it removes the
     dead letters that became rows, and adds the new error to the others. Finally, files that no table needs are deleted.
     """
-    own_chunks = chunks(tables.journals, backfill)
+    own_chunks = committed_chunks(tables.journals, backfill)
     rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
     found = _load_backfill(tables.dead_letters, tables.stream)
     if found is not None and found.id == backfill.id and found.is_open:
@@ -364,7 +364,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
         operation = "backfill"
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
-            record, ids = load_record(tables.journals, backfill), topic_ids(own_chunks)
+            record, ids = load_record(tables.journals, backfill), chunk_topic_ids(own_chunks)
             again = read_new_errors(tables.dead_letters.current(), rejected)
             operation = "replay"
             written = RowChangeWriter(replayed_change(backfill.stream, record.replayed, ids, again))
@@ -390,7 +390,7 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
     }
     for key in sorted(keys):
         journal = own.journals.get(key)
-        if backfill.has(key):
+        if backfill.has_chunk(key):
             if journal is not None:
                 sweep_batch(own, journal, is_merged=not backfill.is_open)
         elif not backfill.is_open or (journal is None and own.journals.void_if_absent(key)):

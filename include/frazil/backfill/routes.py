@@ -25,7 +25,7 @@ from frazil.commit.backfill_marker import (
     read_backfill,
     staging_stream,
 )
-from frazil.commit.backfill_records import given_up
+from frazil.commit.backfill_records import targets_given_up
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
@@ -158,7 +158,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
     Rows that an operator discarded are left out. If a table cannot take its rows, all other tables are tried first, and
     then CommitUnavailable is raised.
     """
-    gone = given_up(tables.journals, backfill.id)
+    gone = targets_given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _waiting_files(journals).items() if target not in gone}
     reason = behind = ""
     for target, files in sorted(waiting.items()):

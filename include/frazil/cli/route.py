@@ -20,7 +20,7 @@ from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.marker_change import is_ahead
-from frazil.commit.members import forget_member, member_of, write_member
+from frazil.commit.members import forget_member, read_member, write_member
 from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.waiting_files import load_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
@@ -243,7 +243,7 @@ def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences
 
 def _record_current_table(opened: OpenStream, table: str) -> None:
     """Record the current table of this name as a table of the route, if the route had one of this name before."""
-    member = member_of(opened.tables, table)
+    member = read_member(opened.tables, table)
     if member is not None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
 

@@ -43,7 +43,7 @@ class Worker(NamedTuple):
     started_at_s: float
 
     @classmethod
-    def this(cls) -> Worker:
+    def current_process(cls) -> Worker:
         own = mark(os.getpid())
         return cls(socket.gethostname(), own.pid, own.started_at_s)
 
@@ -92,7 +92,7 @@ class BackfillMarker:
         """Whether this backfill is a replay of dead letters."""
         return "dead-letters" in self.request
 
-    def has(self, key: BatchKey) -> bool:
+    def has_chunk(self, key: BatchKey) -> bool:
         """Whether a chunk is committed. An epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
@@ -100,7 +100,7 @@ class BackfillMarker:
         """Return the marker at the start of a new epoch, which `run` owns."""
         runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(
-            self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.this()
+            self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.current_process()
         )
 
     def abandoned(self, by: str | None) -> BackfillMarker:

@@ -103,7 +103,7 @@ def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> No
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
-def given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
+def targets_given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
     """Return the tables for which an operator discarded the rows of a replay."""
     return list_targets(journals.store, _given_up_folder(journals, backfill_id))
 
@@ -112,13 +112,13 @@ def _given_up_folder(journals: JournalStore, backfill_id: str) -> str:
     return f"{backfill_folder(journals, backfill_id)}/given-up"
 
 
-def chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
+def committed_chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
     """Return the journals of the committed chunks, in order."""
     own = backfill_journals(journals, backfill.id)
-    return [journal for key in own.keys() if backfill.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
+    return [journal for key in own.keys() if backfill.has_chunk(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
 
 
-def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
+def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
     """Return the topic ids that the source of a backfill's chunks had, by topic."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 

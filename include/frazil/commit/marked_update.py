@@ -116,7 +116,9 @@ class MarkedUpdate:
         if not (change.joins or change.leaves) and change.base == found:
             return found, ()
         base = Base(change.stays, change.leaves, change.base.summary if change.base else None)
-        writer = SnapshotWriter(change.joins, branch=name, base=base, apart=change.apart, ahead=1)
+        writer = SnapshotWriter(
+            change.joins, branch=name, base=base, manifest_key=change.manifest_key, earlier_snapshots=1
+        )
         self.written.append(writer)
         summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN}
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
@@ -132,7 +134,7 @@ class MarkedUpdate:
                 ALIGN,
             )
 
-        end = BranchEnd(open_branch(self.stream), removes_too=of_the_branch)
+        end = BranchEnd(open_branch(self.stream), also_removes=of_the_branch)
         self.written.append(end)
         return end
 
@@ -235,7 +237,7 @@ class BranchEnd:
     """
 
     branch: str
-    removes_too: Callable[[Snapshot], bool] = lambda _: False
+    also_removes: Callable[[Snapshot], bool] = lambda _: False
     """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
     removed_ids: frozenset[int] = field(default=frozenset())
     """Ids of the snapshots that the last round removed."""
@@ -254,7 +256,7 @@ class BranchEnd:
             return ()
         own = {s.snapshot_id for s in ancestors(metadata, self.branch)}
         elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
-        own |= {s.snapshot_id for s in metadata.snapshots if self.removes_too(s)}
+        own |= {s.snapshot_id for s in metadata.snapshots if self.also_removes(s)}
         gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
         # A branch or tag that began here may share manifests, so none of them is deleted.
         if own.isdisjoint(elsewhere):

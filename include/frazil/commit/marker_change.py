@@ -33,7 +33,7 @@ from frazil.commit.marker import (
     read_marker,
     try_read_marker,
 )
-from frazil.commit.open_branch import BranchChange, files_of, release_waiting_files
+from frazil.commit.open_branch import BranchChange, read_files, release_waiting_files
 from frazil.commit.reset import NO_OFFSETS, BeforeReset, Offsets, is_rolled_back, marker_after_reset
 from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
@@ -229,7 +229,7 @@ def open_branch_after_reset(
     manifests = base.manifests(table.io)
     again = [m for m in manifests if _read_again(_commit_records(m, table, tables), target, source)]
     stays = tuple(m for m in manifests if m not in again)
-    return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
+    return BranchChange(base, stays, read_files(again, table.io), drops=True, ends=not stays)
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
@@ -246,7 +246,7 @@ def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool
 
 def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
     """Return the records of the batches that staged a manifest's files; None for each missing record."""
-    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
+    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in read_files([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 

@@ -49,7 +49,7 @@ def member_names(tables: StreamTables) -> set[Target]:
     return list_targets(tables.store, _folder(tables))
 
 
-def member_of(tables: StreamTables, target: Target) -> Member | None:
+def read_member(tables: StreamTables, target: Target) -> Member | None:
     """Return the record of a table that the route has had; None if the table was never in the route."""
     data = tables.store.get(_path(tables, target))
     try:
@@ -73,7 +73,7 @@ def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequ
 
     Returns all if this is unknown: the table was purged, or an earlier version did not record its UUID.
     """
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     newest = None if member is None else newest_remaining_metadata(tables, member)
     try:
         marker = None if newest is None else read_marker(newest.properties, tables.stream)
@@ -102,7 +102,7 @@ def find_renamed(tables: StreamTables, member: Member, named: Collection[Target]
     if member.uuid is None:
         return None
     known = member_names(tables)
-    others = in_parallel(partial(member_of, tables), sorted(known - {member.target}))
+    others = in_parallel(partial(read_member, tables), sorted(known - {member.target}))
     had = [other.target for other in others if other and other.uuid == member.uuid]
     for name in (*had, *sorted({*named} - known)):
         try:

@@ -67,7 +67,7 @@ class MergePlan:
     """The tasks of a merge against one snapshot."""
 
     tasks: tuple[MergeTask, ...]
-    inserting: tuple[InsertTask, ...]
+    insert_tasks: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
     """The live entries of the manifests that may list files of the tasks, by the path of the manifest."""
     manifests: Sequence[ManifestFile]
@@ -90,10 +90,10 @@ def plan_merge(
     if not changes:
         return MergePlan((), (), {}, manifests, {})
     wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
-    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_hold(m)}
+    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_list(m)}
     groups = _groups(wanted, manifests, read)
-    tasks, inserting, bins = _divide(groups, parallelism, before.bins if before else {})
-    return MergePlan(tasks, inserting, read, manifests, bins)
+    tasks, insert_tasks, bins = _divide(groups, parallelism, before.bins if before else {})
+    return MergePlan(tasks, insert_tasks, read, manifests, bins)
 
 
 def check_format(table: Table, declared: str = "mode: upsert") -> None:
@@ -129,7 +129,7 @@ class _ChangeIndex:
         self._key = key
         spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
         sources = {field_id for field_id, _ in self._kinds}
-        self.decided = [
+        self.key_fields = [
             position
             for position, part in enumerate(spec.fields)
             if part.source_id in sources and not isinstance(part.transform, VoidTransform)
@@ -137,22 +137,22 @@ class _ChangeIndex:
         self._types = _partition_types(spec, table)
         self.groups: dict[Values, list[StagedFile]] = defaultdict(list)
         for file in changes:
-            self.groups[self._decided_of(file.partition)].append(file)
-        self.boxes = {values: self._box(files) for values, files in self.groups.items()}
-        self.box = self._box(changes)
+            self.groups[self._group_values(file.partition)].append(file)
+        self.group_bounds = {values: self._key_bounds(files) for values, files in self.groups.items()}
+        self.bounds = self._key_bounds(changes)
         self._evaluators: dict[int, Any] = {}
 
-    def _decided_of(self, partition: PartitionKey) -> Values:
-        return tuple(_decode(self._types[i], partition[i]) for i in self.decided)
+    def _group_values(self, partition: PartitionKey) -> Values:
+        return tuple(_decode(self._types[i], partition[i]) for i in self.key_fields)
 
-    def values_of(self, file: DataFile) -> Values | None:
+    def group_values(self, file: DataFile) -> Values | None:
         """Return the group values of a file of the table; None for a file of another partition spec."""
-        return tuple(_plain_value(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
+        return tuple(_plain_value(file.partition[i]) for i in self.key_fields) if file.spec_id == self.spec_id else None
 
-    def _box(self, files: Sequence[StagedFile]) -> Bounds:
+    def _key_bounds(self, files: Sequence[StagedFile]) -> Bounds:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
-    def may_hold(self, manifest: ManifestFile) -> bool:
+    def may_list(self, manifest: ManifestFile) -> bool:
         """Return whether a manifest may list files with the changes' keys, according to its partition summaries."""
         if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
             return False
@@ -172,7 +172,7 @@ class _ChangeIndex:
         summaries = manifest.partitions
         if not summaries:
             return True
-        for position, (null, values) in zip(self.decided, self._sorted_values, strict=True):
+        for position, (null, values) in zip(self.key_fields, self._sorted_values, strict=True):
             summary, kind = summaries[position], self._types[position]
             if null and summary.contains_null:
                 continue
@@ -187,7 +187,7 @@ class _ChangeIndex:
     def _filter(self) -> BooleanExpression:
         """A filter for rows within the bounds of all changes' keys."""
         found: BooleanExpression = AlwaysTrue()
-        for column, (smallest, greatest) in zip(self._key.fields, self.box, strict=True):
+        for column, (smallest, greatest) in zip(self._key.fields, self.bounds, strict=True):
             if smallest is not None and greatest is not None:
                 found = And(
                     found,
@@ -196,9 +196,9 @@ class _ChangeIndex:
                 )
         return found
 
-    def overlaps(self, file: DataFile, box: Bounds) -> bool:
+    def overlaps(self, file: DataFile, bounds: Bounds) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-        for (field_id, kind), (smallest, greatest) in zip(self._kinds, box, strict=True):
+        for (field_id, kind), (smallest, greatest) in zip(self._kinds, bounds, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
                 return False
             if smallest is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < smallest:
@@ -270,9 +270,9 @@ def _groups(
             continue
         for entry in read.get(manifest.manifest_path, ()):
             file = entry.data_file
-            values = wanted.values_of(file)
-            box = wanted.box if values is None else wanted.boxes.get(values)
-            if box is None or not wanted.overlaps(file, box):
+            values = wanted.group_values(file)
+            bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
+            if bounds is None or not wanted.overlaps(file, bounds):
                 continue
             one = _table_file(entry, deletes, layouts)
             (apart if values is None else found[values]).append(one)
@@ -375,8 +375,8 @@ def _divide(
         after[group.values].append(number)
         tasks.append(MergeTask(number, group.paths, sort_files(files), inserts=False))
         number += 1
-    inserting = tuple(InsertTask(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
-    return tuple(tasks), inserting, bins
+    insert_tasks = tuple(InsertTask(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
+    return tuple(tasks), insert_tasks, bins
 
 
 def sort_files(files: Iterable[TableFile]) -> tuple[TableFile, ...]:

@@ -129,7 +129,7 @@ class MergeWriter:
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
-        if mode.adopts:
+        if mode.adds_staged_files:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
@@ -177,7 +177,7 @@ def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[Merge
     """Return the tasks of the last round, which insert what the tasks with these results did not match."""
     by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
     tasks = []
-    for last in plan.inserting:
+    for last in plan.insert_tasks:
         maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
         matched = BitMap64.union(*maps) if maps else None
         tasks.append(last.task(matched.serialize() if matched else b""))

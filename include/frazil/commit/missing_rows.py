@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import chunks, given_up
+from frazil.commit.backfill_records import committed_chunks, targets_given_up
 from frazil.commit.followers import (
     Behind,
     Followers,
@@ -83,9 +83,9 @@ def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
-    gone = given_up(tables.journals, backfill.id)
+    gone = targets_given_up(tables.journals, backfill.id)
     staged = defaultdict[Target, list[Journal]](list)
-    for journal in chunks(tables.journals, backfill):
+    for journal in committed_chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
     command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"

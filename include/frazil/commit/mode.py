@@ -46,7 +46,7 @@ class MergingMode:
     """Returns the table description with which files are staged, for a table and its key."""
     plan: Plan
     """Returns the tasks that merge staged files into the table's newest snapshot."""
-    adopts: bool
+    adds_staged_files: bool
     """Whether the commit adds staged files to the table, except those that the merge rewrites."""
     counted: Callable[[Counts], Mapping[str, str]]
     """Converts the counts of a merge to entries of the commit's summary."""
@@ -71,7 +71,7 @@ UPSERTS = MergingMode(
     declared="mode: upsert",
     staged=_change_layout,
     plan=plan_merge,
-    adopts=False,
+    adds_staged_files=False,
     counted=lambda counts: {
         f"frazil.{name}": str(getattr(counts, name))
         for name in ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
@@ -83,7 +83,7 @@ DEDUPLICATES = MergingMode(
     declared="dedupe",
     staged=lambda table, _: dataclasses.replace(table, content="candidates"),
     plan=plan_repeats,
-    adopts=True,
+    adds_staged_files=True,
     counted=lambda counts: {REPEATED: str(counts.repeated)},
 )
 """Staged files have rows. The commit drops repeated rows."""

@@ -45,7 +45,7 @@ class BranchChange:
     """Whether files that leave the branch are dropped instead of moving to main."""
     ends: bool = False
     """Whether the branch is removed."""
-    apart: Callable[[StagedFile], str] = lambda _: ""
+    manifest_key: Callable[[StagedFile], str] = lambda _: ""
 
 
 class _TimeField(NamedTuple):
@@ -128,18 +128,18 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
     stays, leaves = _split(manifests, lambda m: waits(times.manifest_span(m)))
     joins, to_main = _split(files, lambda f: waits(times.file_span(f)))
     return BranchChange(
-        head, stays, files_of(leaves, table.io), joins, to_main, apart=lambda f: str(times.file_span(f))
+        head, stays, read_files(leaves, table.io), joins, to_main, manifest_key=lambda f: str(times.file_span(f))
     )
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
     """Return the change that moves all waiting files and `files` to main and removes the open branch."""
     head = head_of(table.metadata, open_branch(stream))
-    leaves = files_of(head.manifests(table.io) if head else (), table.io)
+    leaves = read_files(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
 
 
-def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
+def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
     """Return the files in the manifests. Reads in parallel: a day has over a thousand manifests."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)

@@ -120,8 +120,8 @@ class Setback:
     """A failed round: a message to log now, and a message for the error if no retry succeeds in time."""
 
     level: int
-    now: str
-    final: str
+    log_message: str
+    final_error: str
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
@@ -168,7 +168,7 @@ class Outage:
         self.since = self.clock()
         return setback.level
 
-    def over(self) -> None:
+    def end_outage(self) -> None:
         """Record that a round succeeded."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
             log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

@@ -94,9 +94,9 @@ class SnapshotWriter:
     moved: Sequence[DataFile] = ()
     """Files that move from another branch of the table to this branch."""
     base: Base | None = None
-    apart: Callable[[StagedFile], str] = lambda _: ""
+    manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Returns a key for each file. Files with different keys never share a manifest."""
-    ahead: int = 0
+    earlier_snapshots: int = 0
     """Number of snapshots in the same update that have a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -120,7 +120,7 @@ class SnapshotWriter:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
         base = self.base or Base(live_manifests(parent, table.io), (), parent.summary if parent else None)
-        number = metadata.next_sequence_number() + self.ahead
+        number = metadata.next_sequence_number() + self.earlier_snapshots
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -204,7 +204,7 @@ class SnapshotWriter:
         """Group files by content, spec and schema. Moved files may use any schema with the spec's columns."""
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
-            return (file.content, file.spec_id, file.schema_id, self.apart(file))
+            return (file.content, file.spec_id, file.schema_id, self.manifest_key(file))
 
         for _, group in itertools.groupby(sorted(self.files, key=key), key=key):
             files = list(group)

@@ -363,18 +363,18 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             setback = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
-                raise CommitUnavailable(setback.final) from error
+                raise CommitUnavailable(setback.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
-            log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
+            log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s)
             if setback.level >= logging.WARNING:
-                retry_policy.report(setback.now)
+                retry_policy.report(setback.log_message)
         else:
-            outage.over()
+            outage.end_outage()
             return result
         rounds.forget()
         if retry_policy.wait(wait_s):
             raise CommitUnavailable(
-                f"{setback.now}. The retry was skipped because the writer was asked to end; the next start determines "
-                "the outcome of the commit"
+                f"{setback.log_message}. The retry was skipped because the writer was asked to end; the next start "
+                "determines the outcome of the commit"
             )
         attempt += 1

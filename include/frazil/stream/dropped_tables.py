@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
-from frazil.commit.members import Member, member_names, member_of, write_member
+from frazil.commit.members import Member, member_names, read_member, write_member
 from frazil.commit.missing_rows import tables_behind_among, tables_missing_backfill
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import load_note
@@ -71,7 +71,7 @@ def dropped_tables(
     with catalog_errors(catalog.name):
         gone = _absent(catalog, names)
     read = sorted(gone if there is None else names)
-    members = in_parallel(lambda name: member_of(tables, name), read) if read else []
+    members = in_parallel(lambda name: read_member(tables, name), read) if read else []
     found = []
     for member in members:
         if member is None or not still_has(spec, member):
@@ -151,7 +151,7 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
     """Return a report, by target, if another table now has the name of a table that is missing rows; otherwise an empty
     dict.
     """
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     if member is None or not still_has(spec, member):
         return {}
     try:
@@ -240,7 +240,7 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
     If only an earlier version used the table, no record exists. It is then built from the files in the folder where the
     table would be created.
     """
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     if member is not None:
         return member
     value = _known_value(spec, tables, target)
@@ -304,6 +304,6 @@ def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target)
 
 
 def _known_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    known = [found.value for found in (load_note(tables, identifier), member_of(tables, identifier)) if found]
+    known = [found.value for found in (load_note(tables, identifier), read_member(tables, identifier)) if found]
     known.append(None if spec.route is None else plain_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

@@ -18,7 +18,7 @@ from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind, require_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.marker_change import is_ahead, write_first_marker
-from frazil.commit.members import Member, member_names, member_of, write_member
+from frazil.commit.members import Member, member_names, read_member, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
@@ -70,7 +70,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
                 f"table {target} exists, and was not made for these rows; if it is meant to have them, add it to "
                 "route.tables"
             )
-        _check_same(spec, tables, member_of(tables, target), table)
+        _check_same(spec, tables, read_member(tables, target), table)
         table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
         if spec.evolution.mode != "off":
             staged = (file for journal in journals for file in journal.staged_for(target))
@@ -100,7 +100,7 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
     is_named = spec.route is not None and target in spec.route.tables.values()
     if is_named or property_name(spec.name) in properties:
         return False
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     value = member.value if member else _noted_value(spec, tables, target)
     own = properties.get(value_property(spec.name))
     return own is None or value not in {None, own}
@@ -120,7 +120,7 @@ def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
     """Raise TableLost if the route once had this missing table: a new table would not have its rows."""
-    if (member := member_of(tables, target)) is not None:
+    if (member := read_member(tables, target)) is not None:
         raise TableLost(dropped_sentence(spec, tables, member))
 
 
@@ -214,7 +214,7 @@ class RoutedTables:
         Rows for such a table wait for it. Otherwise they would be dead letters until a start can load the table.
         """
         names = sorted(self._unread & self._members)
-        members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
+        members = filter(None, in_parallel(lambda name: read_member(self.tables, name), names) if names else [])
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
         self._in_parallel(lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets])
 
@@ -225,7 +225,7 @@ class RoutedTables:
         """
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
-        found = (member_of(self.tables, name) for name in names)
+        found = (read_member(self.tables, name) for name in names)
         return [m.value for m in found if m is not None and m.value is not None and still_has(self.spec, m)]
 
     def _declared(self, identifier: Target, default_marker: Marker) -> None:
@@ -353,7 +353,7 @@ class RoutedTables:
         Done before any file is staged for the table. Raises TableLost, AdoptionRequired and RouteBehind.
         """
         identifier = identifier_of(table)
-        member = member_of(self.tables, identifier) if identifier in self._members else None
+        member = read_member(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
         table = copy_renames(table, self.tables.main.current())
         table = evolve_to_declaration(table, routed_table(self.spec, identifier, value), self.spec.name)

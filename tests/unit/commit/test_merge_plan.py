@@ -144,7 +144,7 @@ def test_a_table_without_files_has_a_task_that_inserts(by_region):
 def test_without_changes_there_is_nothing_to_do(whole):
     table = land(whole, [staged(0)])
     plan = plan_merge(table, [], KEY, parallelism=4)
-    assert (plan.tasks, plan.inserting) == ((), ())
+    assert (plan.tasks, plan.insert_tasks) == ((), ())
 
 
 def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
     plan = plan_merge(table, [change(0), change(1)], KEY, parallelism=3)
 
     assert [(len(task.files), task.inserts) for task in plan.tasks] == [(4, False)] * 3
-    (last,) = plan.inserting
+    (last,) = plan.insert_tasks
     assert last.after == (0, 1, 2)
     assert last.task(b"x").changes == plan.tasks[0].changes
     assert files_of(plan) == set(range(12))

@@ -23,7 +23,7 @@ from frazil.backfill.rules import check_declared, check_no_open_windows
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import chunks
+from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import WINDOWS
@@ -471,7 +471,7 @@ def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World)
 def _changes(live: World) -> tuple[StagedFile, ...]:
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
-    return files_to_merge(chunks(live.tables.journals, backfill))
+    return files_to_merge(committed_chunks(live.tables.journals, backfill))
 
 
 STEPS_MADE = 22
