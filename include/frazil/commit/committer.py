@@ -208,8 +208,8 @@ class Committer:
             decision = dead_letter_continuity(marker, journal)
             if decision is Continuity.STALE:
                 raise StaleBatch(
-                    f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged, "
-                    "and may be records of this batch; the batch is staged again"
+                    f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "
+                    "They may be records of this batch, so the batch is staged again"
                 )
             if decision is Continuity.COMMITTED or not files:
                 return Done(marker)
@@ -328,10 +328,10 @@ def _check_can_land(
     if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
-        raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}; it is staged again")
+        raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}. It is staged again")
     if not files_fit(table.metadata, files):
         raise StaleBatch(
-            f"{where} was staged for a schema or partition spec that the table no longer has; it is staged again"
+            f"{where} was staged for a schema or partition spec that the table no longer has. It is staged again"
         )
 
 

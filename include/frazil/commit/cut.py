@@ -42,7 +42,6 @@ class CutStream:
     main: str
     dead_letters: str
     routed: tuple[str, ...] = ()
-    """The stream's routed tables."""
     missing_since: BatchKey | None = None
     """The first batch that a routed table did not have when the tables were loaded; None if all had all."""
 

@@ -24,7 +24,7 @@ SPANS = (1, 4, 12)
 """Bucket sizes in hours. A summary that is too long uses the next larger size. Each size divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
-"""The added dead letters (removed ones are negative), by error class and hour of rejection since 1970."""
+"""How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 
 
 class Changes(NamedTuple):

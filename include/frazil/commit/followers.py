@@ -49,9 +49,7 @@ log = logging.getLogger(__name__)
 FIRST_RECORD = "frazil.first-commit-record"
 """The summary key for the first commit record, in a snapshot with rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
-"""A batch key that is before the first batch."""
 MAX_PARALLEL_COMMITS = 16
-"""Maximum number of tables committed to in parallel."""
 MAX_PARALLEL_MERGES = 64
 """Maximum number of tables committed to in parallel if they merge: the threads mostly wait for the engine's jobs."""
 RETRY_TIMEOUT_S = 30.0
@@ -73,7 +71,6 @@ class Gone(StrEnum):
 
     MISSING = "missing"
     REPLACED = "another table"
-    """Another table has the name now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,6 @@ class Followers:
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
     behind: dict[Target, Behind] = field(default_factory=dict)
-    """The tables that are missing rows because their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)

@@ -64,13 +64,13 @@ def _sentence(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table |
         first, begin = "", "to begin again in a new table"
     else:
         what = (
-            f"table {name} is another table than the one that the stream wrote, up to {epoch} by the marker in "
-            f"{spec.dead_letter_table}: the first was dropped or renamed, and another one created"
+            f"table {name} is not the table that the stream wrote, up to {epoch} by the marker in "
+            f"{spec.dead_letter_table}: that table was dropped or renamed, and another table has its name"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"
     back = _way_back(catalog, spec, marker)
-    return f"{what}. To keep the first, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
+    return f"{what}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
 
 
 def _way_back(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
@@ -84,5 +84,5 @@ def _way_back(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
     except (FrazilError, OSError):
         newest = None
     if newest is None:
-        return f"register its newest metadata file; no file of it is found in {own.location}"
+        return f"register its newest metadata file, which is not in {own.location}"
     return f"register it again: `{registration_command(catalog.name, name, newest.path)}`"

@@ -185,7 +185,6 @@ class JournalStore:
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self.store = store
         self.state = state_location
-        """The folder of the stream's state next to its tables, including the journals."""
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
 

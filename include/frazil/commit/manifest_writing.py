@@ -71,7 +71,7 @@ class Layout:
             return cls.for_spec(metadata.specs()[file.spec_id], metadata)
         schema = metadata.schema_by_id(file.schema_id)
         if schema is None:
-            raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
+            raise SchemaIncompatible(f"the table no longer has schema {file.schema_id} of staged file {file.path}")
         return cls(metadata.specs()[file.spec_id], schema)
 
     @classmethod
@@ -281,7 +281,6 @@ class CopiedEntries:
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
-    """The encoded data file of each entry."""
 
     @classmethod
     def from_manifest(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:

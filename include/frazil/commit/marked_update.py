@@ -240,7 +240,6 @@ class BranchEnd:
     also_removes: Callable[[Snapshot], bool] = lambda _: False
     """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
     removed_ids: frozenset[int] = field(default=frozenset())
-    """Ids of the snapshots that the last round removed."""
     waste: frozenset[str] = field(default=frozenset())
     """Paths of the manifests and manifest lists that are unused once the snapshots in `removed_ids` are removed."""
 

@@ -137,10 +137,9 @@ def forget(tables: StreamTables, *, state: str) -> int:
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
         raise TableLost(
-            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}, "
-            f"so the commit records of stream {tables.stream!r} in this folder may belong to the other table. If the "
-            "catalog was replaced, configure the right catalog. If the other table was dropped, delete its metadata by "
-            "hand"
+            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}. "
+            f"The commit records of stream {tables.stream!r} in this folder may belong to that table. If the catalog "
+            "was replaced, configure the right catalog. If that table was dropped, delete its metadata by hand"
         )
 
     def waiting_to_main(table: Table) -> BranchChange | None:

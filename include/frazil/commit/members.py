@@ -35,7 +35,6 @@ class Member:
     value: str | None
     """The value for which the table template created the table; None for a table that the route names."""
     location: str
-    """The table's folder."""
     uuid: str | None = None
     """The table's UUID; None if an earlier version wrote this record."""
 

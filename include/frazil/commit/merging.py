@@ -70,12 +70,9 @@ def merge_config(
 class _Attempt:
     writer: SnapshotWriter
     files: Collection[str]
-    """The paths of the files in the attempt's results."""
     head: Snapshot | None
-    """Main's head at the time of the attempt."""
     folder: str
     reported: Mapping[str, str]
-    """The entries for the snapshot's summary."""
 
 
 @dataclass(slots=True)
@@ -189,7 +186,6 @@ def _first_sequence_number(attempt: _Attempt) -> int:
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:
-    """Return the paths of files in manifests with this sequence number or a higher one."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots

@@ -31,7 +31,6 @@ Plan = Callable[..., MergePlan]
 """A function with the signature of `plan_merge` and `plan_repeats`."""
 METRICS = "write.metadata.metrics."
 REPEATED = "frazil.repeated"
-"""The summary key for the number of a batch's rows that were dropped as repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class MergingMode:
     """A mode in which staged files are merged into the table by their commit."""
 
     content: Content
-    """The content type of the mode's staged files."""
     declared: str
     """The setting in the stream's declaration that selects the mode."""
     staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]

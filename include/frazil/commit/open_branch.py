@@ -44,7 +44,6 @@ class BranchChange:
     drops: bool = False
     """Whether files that leave the branch are dropped instead of moving to main."""
     ends: bool = False
-    """Whether the branch is removed."""
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
 
 
@@ -111,7 +110,7 @@ def check_aligned(
         )
     if any(file.spec_id not in fine for file in files):
         raise StaleBatch(
-            f"a batch for table {table} was staged before the table had its partitions; it is staged again"
+            f"a batch for table {table} was staged before the table's partitioning changed; the batch is staged again"
         )
 
 
@@ -146,6 +145,5 @@ def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile,
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Split the items into those that `first` accepts and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

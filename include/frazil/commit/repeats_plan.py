@@ -67,7 +67,6 @@ def plan_repeats(
 
 
 def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
-    """Return the table's files that may have a row near one of the batch's rows in event time."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)

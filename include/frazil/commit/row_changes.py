@@ -38,7 +38,6 @@ from frazil.table.tables import data_location
 
 DEAD_LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
 IDENTITY = (*DEAD_LETTER_COLUMNS, "stream")
-"""The columns that identify rows."""
 
 DeadLetterSource = tuple[str, int, str | None]
 """Topic, partition and topic id. A recreated topic has other records, and another topic id."""
@@ -92,7 +91,6 @@ class _Attempt:
     paths: tuple[str, ...]
     """Files that the attempt wrote in addition to the files of its writer."""
     head: Snapshot | None
-    """Main's head at the time of the attempt."""
     summary: Mapping[str, str]
 
 
@@ -141,7 +139,6 @@ class _FileRewrite:
     now_ms: int
     staged: tuple[StagedFile, ...] = ()
     replaced: set[str] = field(default_factory=set)
-    """The paths of the files that the copies replace."""
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""

@@ -44,7 +44,6 @@ _FAILED = {
     "prepare": "a commit to {} cannot be prepared",
     "commit": "the outcome of a commit to {} is unknown",
 }
-"""The message about a failed round, by the step that failed."""
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED = 5
@@ -132,8 +131,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
             return Setback(
                 logging.INFO,
                 f"commit to {tables} lost a race ({text}): trying again",
-                f"commits to {tables.tables} lost every race for {total_s:.0f} s: other writers commit there without a "
-                "pause. The staged files and the journal are kept",
+                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
+                "time. The staged files and the journal are kept",
             )
         case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not has_expired(error):

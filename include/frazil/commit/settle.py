@@ -95,7 +95,7 @@ def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables
     """Commit a journal. Also raises `StaleBatch` if the marker is past it, for example after a reset."""
     _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:
-        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is before the marker")
+        raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
 
 def _check_staged_files(tables: StreamTables, journal: Journal) -> None:

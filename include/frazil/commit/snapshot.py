@@ -242,7 +242,7 @@ def base_without(
         stays.append(manifest)
         leaves += leaving
     if missing := set(removed) - {file.file_path for file in leaves}:
-        raise ValueError(f"files to remove are in no manifest that was read: {sorted(missing)}")
+        raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
     head = head_of(table.metadata)
     return Base(stays, leaves, head.summary if head else None, written)
 

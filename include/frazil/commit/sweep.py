@@ -32,7 +32,6 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 RECORD = "frazil.commit-record"
-"""The summary key for the path of a batch's commit record."""
 
 
 def sweep(

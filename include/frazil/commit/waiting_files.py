@@ -41,7 +41,6 @@ A batch folder never has this name, so no sweep mistakes these files for staged 
 of a batch until the table has the batch.
 """
 RECORD = "files.json"
-"""The name of the record, which lists the rewritten files in its folder."""
 
 
 @dataclass(frozen=True, slots=True)

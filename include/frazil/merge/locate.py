@@ -26,7 +26,7 @@ class LocatedRows:
     positions: Numbers
     """Positions of the rows in the file, in order."""
     changes: Numbers
-    """The row of `Newest.rows` with the same key, for each position."""
+    """The row of `NewestChanges.rows` with the same key, for each position."""
     deleted: Numbers
     """Positions in the file that delete files already name."""
 
@@ -43,7 +43,6 @@ class KeyIndex:
         self.bounds = {
             name: _min_max(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)
         }
-        """The minimum and maximum of key columns."""
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property

@@ -100,7 +100,6 @@ class RepeatsRun(TaskRun):
         return self.context.rules.event_time
 
     def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Return key numbers and event times of the table's rows whose keys are in the batch."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)

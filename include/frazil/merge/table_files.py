@@ -34,7 +34,6 @@ PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 COMPARED = frozenset({int, str, date})
 """Types for which PyArrow returns statistics as the same Python types as array values."""
 Bounds = Mapping[str, tuple[Any, Any]]
-"""The minimum and maximum value by column name."""
 _DELETES = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
@@ -49,7 +48,6 @@ class Reader:
 
     io: FileIO
     properties: Mapping[str, str]
-    """The table's properties."""
     on_progress: Callable[[int], None] = lambda _: None
     """Called after each row group with the number of rows read so far."""
     bytes_read: int = 0

@@ -28,7 +28,6 @@ from frazil.merge.repeats import RepeatsRun
 from frazil.merge.table_files import TaskRun, arrow_schema, write_position_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
-"""The number for a missing event time."""
 
 
 def merge(
@@ -49,7 +48,6 @@ class _RemovedRows:
 
     found: LocatedRows
     positions: Numbers
-    """Positions of the rows that this merge removes from the file."""
 
 
 class _MergeRun(TaskRun):
