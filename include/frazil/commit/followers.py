@@ -146,16 +146,16 @@ class Followers:
         `atomic` is the declared setting; it applies only if the catalog can commit to several tables in one step.
         """
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
-        found = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
+        followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
-            return found
-        found.through = marker.routed
+            return followers
+        followers.through = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
-            found.add(journal)
-        known = {note.target: note for note in load_notes(tables)} if found.waiting else {}
-        waiting = {target: drop_given_up(journals, known.get(target)) for target, journals in found.waiting.items()}
-        found.waiting = {target: journals for target, journals in waiting.items() if journals}
-        return found
+            followers.add(journal)
+        notes = {note.target: note for note in load_notes(tables)} if followers.waiting else {}
+        waiting = {target: drop_given_up(js, notes.get(target)) for target, js in followers.waiting.items()}
+        followers.waiting = {target: journals for target, journals in waiting.items() if journals}
+        return followers
 
     @property
     def complete_through(self) -> BatchKey:
@@ -179,19 +179,19 @@ class Followers:
         at_once = MAX_PARALLEL_MERGES if self.tables.merging else MAX_PARALLEL_COMMITS
         with ThreadPoolExecutor(min(at_once, len(targets)), thread_name_prefix="followers") as pool:
             failures = dict(zip(targets, pool.map(self._try_commit, targets), strict=True))
-        for target, failed in failures.items():
-            if failed is None:
+        for target, failure in failures.items():
+            if failure is None:
                 del self.waiting[target]
                 self.refused.pop(target, None)
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
                 continue
-            self.refused[target] = failed.reason
-            if failed.missing:
-                found = make_behind(target, failed.missing, failed.reason)
+            self.refused[target] = failure.reason
+            if failure.missing:
+                behind = make_behind(target, failure.missing, failure.reason)
                 if target not in self.behind:
-                    log.warning("%s. The files with these rows are kept; the writer retries with each batch", found)
-                self.behind[target] = found
+                    log.warning("%s. The files with these rows are kept; the writer retries with each batch", behind)
+                self.behind[target] = behind
             else:
                 self.behind.pop(target, None)
 
@@ -391,8 +391,8 @@ def _check_files_exist(
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]
     folders = {(is_waiting_file(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
-    stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
-    existing = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
+    stores = {waits: tables.store if waits else tables.store_of(target) for waits, _ in folders}
+    existing = {bare_path(file.path) for waits, folder in folders for file in stores[waits].list_files(folder)}
     if missing := sorted({bare_path(file.path) for file in files} - existing):
         raise CommitUnavailable(
             f"{counted(len(missing), 'file')} with rows for table {target} cannot be found: {missing[:3]}"

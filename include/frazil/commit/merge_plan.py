@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from pyiceberg.conversions import from_bytes, to_bytes
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.expressions.visitors import inclusive_projection, manifest_evaluator
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
@@ -34,6 +34,7 @@ from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
@@ -178,23 +179,19 @@ class _ChangeIndex:
                 continue
             if summary.lower_bound is None or summary.upper_bound is None:
                 return False  # all of its values are null
-            place = bisect_left(values, from_bytes(kind, summary.lower_bound))
-            if place == len(values) or values[place] > from_bytes(kind, summary.upper_bound):
+            index = bisect_left(values, from_bytes(kind, summary.lower_bound))
+            if index == len(values) or values[index] > from_bytes(kind, summary.upper_bound):
                 return False
         return True
 
     @cached_property
     def _filter(self) -> BooleanExpression:
         """A filter for rows within the bounds of all changes' keys."""
-        found: BooleanExpression = AlwaysTrue()
-        for column, (smallest, greatest) in zip(self._key.fields, self.bounds, strict=True):
-            if smallest is not None and greatest is not None:
-                found = And(
-                    found,
-                    GreaterThanOrEqual(term=column.name, value=smallest),
-                    LessThanOrEqual(term=column.name, value=greatest),
-                )
-        return found
+        rows: BooleanExpression = AlwaysTrue()
+        for column, bounds in zip(self._key.fields, self.bounds, strict=True):
+            if None not in bounds:
+                rows = And(rows, rows_between(column, *bounds))
+        return rows
 
     def overlaps(self, file: DataFile, bounds: Bounds) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
@@ -262,9 +259,9 @@ def _groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
     deletes = _index_deletes(wanted.table, manifests, read)
-    found: dict[Values, list[TableFile]] = defaultdict(list)
-    apart: list[TableFile] = []
-    layouts = PartitionKeys(wanted.table)
+    by_group: dict[Values, list[TableFile]] = defaultdict(list)
+    of_any_group: list[TableFile] = []
+    keys = PartitionKeys(wanted.table)
     for manifest in manifests:
         if manifest.content is not ManifestContent.DATA:
             continue
@@ -274,12 +271,11 @@ def _groups(
             bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
             if bounds is None or not wanted.overlaps(file, bounds):
                 continue
-            one = _table_file(entry, deletes, layouts)
-            (apart if values is None else found[values]).append(one)
-    if apart:  # these files may have keys of any group
-        files = [*apart, *(file for files in found.values() for file in files)]
+            (of_any_group if values is None else by_group[values]).append(_table_file(entry, deletes, keys))
+    if of_any_group:
+        files = [*of_any_group, *(file for files in by_group.values() for file in files)]
         return [_Group((), wanted.changes, files)]
-    return [_Group(values, tuple(files), found.get(values, [])) for values, files in wanted.groups.items()]
+    return [_Group(values, tuple(files), by_group.get(values, [])) for values, files in wanted.groups.items()]
 
 
 class PartitionKeys:

@@ -164,7 +164,9 @@ class MergeWriter:
         needed = {path for attempt in self.attempts if attempt.writer.undecided for path in attempt.files}
         waste = {file.path for result in self._results.values() for file in result.files} - needed
         if waste:
-            waste -= _added_since(min((_first_sequence_number(a) for a in self.attempts), default=0), table)
+            heads = [attempt.head for attempt in self.attempts]
+            first = min((1 + (head.sequence_number or 0) if head else 1 for head in heads), default=0)
+            waste -= _added_since(first, table)
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
@@ -179,10 +181,6 @@ def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[Merge
         matched = BitMap64.union(*maps) if maps else None
         tasks.append(last.task(matched.serialize() if matched else b""))
     return tasks
-
-
-def _first_sequence_number(attempt: _Attempt) -> int:
-    return 1 + ((attempt.head.sequence_number or 0) if attempt.head else 0)
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:

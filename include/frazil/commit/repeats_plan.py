@@ -103,8 +103,8 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
             spans.append((smallest, greatest))
     while len(spans) > MAX_SPANS:
         gaps = [after[0] - before[1] for before, after in pairwise(spans)]
-        place = gaps.index(min(gaps))
-        spans[place : place + 2] = [(spans[place][0], spans[place + 1][1])]
+        index = gaps.index(min(gaps))
+        spans[index : index + 2] = [(spans[index][0], spans[index + 1][1])]
     return spans
 
 

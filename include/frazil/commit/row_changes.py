@@ -157,17 +157,14 @@ class _FileRewrite:
         writer = TableWriter(target, "dead-letters", io=io, file_name=file_namer(0, 0))
         try:
             for task in tasks:
-                if self._holds_any(task):
+                columns = self._read(task, [*IDENTITY, *self.change.wanted])
+                if any(self.change.choose(rows).any() for rows in columns):
                     self.replaced.add(task.file.file_path)
                     self._copy(task, writer)
             self.staged = tuple(writer.finish())
         except BaseException:
             writer.abort()
             raise
-
-    def _holds_any(self, task: FileScanTask) -> bool:
-        names = [*IDENTITY, *self.change.wanted]
-        return any(self.change.choose(rows).any() for rows in self._read(task, names))
 
     def _copy(self, task: FileScanTask, writer: TableWriter) -> None:
         schema = writer.layout.arrow_schema

@@ -92,9 +92,8 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a journal. Also raises `StaleBatch` if the marker is past it, for example after a reset."""
     _check_staged_files(tables, journal)
-    if committer.commit(journal).settled != journal.key:
+    if committer.commit(journal).settled != journal.key:  # for example after a reset
         raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
 

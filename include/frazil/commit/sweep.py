@@ -52,7 +52,7 @@ def sweep(
     view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _delete_dead_journals(view, below_epoch)
     # Only the default table and the journals decide whether a routed table's file is needed.
-    return sum(_sweep_table(view, side, below_epoch) for side in _swept_tables(tables))
+    return sum(_sweep_table(view, table, below_epoch) for table in _swept_tables(tables))
 
 
 def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
@@ -338,14 +338,9 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 def referenced(table: Table) -> set[str]:
     """Return the bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
-    seen: set[str] = set()
-    paths: set[str] = set()
-    for snapshot in table.metadata.snapshots:
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen:
-                seen.add(manifest.manifest_path)
-                paths |= {bare_path(e.data_file.file_path) for e in manifest.fetch_manifest_entry(table.io)}
-    return paths
+    manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
+    entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))
+    return {bare_path(entry.data_file.file_path) for entry in entries}
 
 
 def bare_path(path: str) -> str:

@@ -79,20 +79,19 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
     writer or another, may already have written the new files.
     """
     files = journal.staged_for(target)
-    places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
-    own = tuple(file for file in files if bare_path(file.path).startswith(places) and not is_waiting_file(tables, file))
+    folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
+    own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
     if len(own) == len(files):
         return files
     store = tables.store_of(target)
     record = _record_path(tables, table, journal.key)
+    folder = record.rsplit("/", 1)[0]
     rewritten = _parse_record(store.get(record), table)
     if rewritten and files_fit(table.metadata, rewritten):
-        existing = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
+        existing = {bare_path(file.path) for file in store.list_files(folder)}
         if existing.issuperset(bare_path(file.path) for file in rewritten):
             return (*own, *rewritten)
-    rewritten = rewrite_files(
-        tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0]
-    )
+    rewritten = rewrite_files(tables, table, [f for f in files if f not in own], target, folder=folder)
     content = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in rewritten]}
     store.put(record, json.dumps(content).encode())
     return (*own, *rewritten)

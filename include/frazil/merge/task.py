@@ -70,7 +70,10 @@ class _MergeRun(TaskRun):
         matched = np.zeros(newest.rows.num_rows, np.bool_)
         leaving = list(self._match_files(newest, matched))
         if last:
-            self._insert(newest.without(matched))
+            rows = newest.without(matched).rows
+            deletes = delete_mask(rows)
+            self._count(unchanged=int(deletes.sum()), inserted=int((~deletes).sum()))
+            self._write_counted(rows.filter(pa.array(~deletes)))
         replaced, dropped = self._remove_rows(leaving)
         numbers = b"" if last else BitMap64(newest.numbers[matched].tolist()).serialize()
         files = (*self.writer.finish(), *self.staged)
@@ -126,11 +129,6 @@ class _MergeRun(TaskRun):
         )
         moved: Mask = before != after
         return moved
-
-    def _insert(self, unmatched: NewestChanges) -> None:
-        gone = delete_mask(unmatched.rows)
-        self._count(unchanged=int(gone.sum()), inserted=int((~gone).sum()))
-        self._write_counted(unmatched.rows.filter(pa.array(~gone)))
 
     def _write_counted(self, rows: pa.Table) -> None:
         if rows.num_rows:
@@ -204,12 +202,12 @@ def files_to_rewrite(
         return {file.path for file in leaving}
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
-    found = {file.path for file, rows in leaving.items() if rows > _max_deleted_rows(file)}
-    return found | _files_to_join(files, found, leaving, new_rows)
-
-
-def _max_deleted_rows(file: TableFile) -> float:
-    return MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+    rewritten = {
+        file.path
+        for file, rows in leaving.items()
+        if rows > MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+    }
+    return rewritten | _files_to_join(files, rewritten, leaving, new_rows)
 
 
 def _files_to_join(
