@@ -66,32 +66,30 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
     partitions, offsets = encode_partitions(changes), column(changes, OFFSET).to_numpy()
     if rules.by_position and rules.order_by and count:
         order = _order_across_logs(order, logs(column(changes, rules.order_by)), keys, partitions, offsets)
-    bare = unordered_deletes(changes, rules)
-    several = count > 0 and partitions.max() != partitions.min()
-    in_kafka = ranks(column(changes, TIMESTAMP)) if several else np.zeros(count, np.int64)
-    deleted_by = _last_unordered_deletes(bare, keys, partitions, offsets, in_kafka)
+    unordered = unordered_deletes(changes, rules)
+    in_several = count > 0 and partitions.max() != partitions.min()
+    times = ranks(column(changes, TIMESTAMP)) if in_several else np.zeros(count, np.int64)
+    deleted_by = _last_unordered_deletes(unordered, keys, partitions, offsets, times)
     # A change before a delete without an order value never wins. "Before" means by offset in the delete's
     # topic-partition, and by time in others.
-    later = np.where(
-        partitions == partitions[deleted_by], offsets >= offsets[deleted_by], in_kafka >= in_kafka[deleted_by]
-    )
-    stands = later | (deleted_by == NOT_DELETED)
-    ordered = np.lexsort((offsets, order, stands, partitions, keys))
+    later = np.where(partitions == partitions[deleted_by], offsets >= offsets[deleted_by], times >= times[deleted_by])
+    survives = later | (deleted_by == NOT_DELETED)
+    ordered = np.lexsort((offsets, order, survives, partitions, keys))
     last = ordered[_run_ends(keys[ordered], partitions[ordered])]
-    if several:
-        of_all = np.lexsort((partitions[last], in_kafka[last], order[last], stands[last], keys[last]))
-        last = last[of_all[_run_ends(keys[last][of_all])]]
+    if in_several:
+        by_key = np.lexsort((partitions[last], times[last], order[last], survives[last], keys[last]))
+        last = last[by_key[_run_ends(keys[last][by_key])]]
     numbers = np.sort(last)
-    found = NewestChanges(changes.take(pa.array(numbers)), numbers, count - len(numbers))
+    newest = NewestChanges(changes.take(pa.array(numbers)), numbers, count - len(numbers))
     if not count:
-        return found
+        return newest
     if rules.order_by:
-        found = replace(found, orders=column(changes, rules.order_by))
-    if bare.any():
-        found = replace(found, deleted_by=deleted_by[numbers])
-    if bare.any() or rules.replays:
-        found = replace(found, coordinates=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-    return _ChangesByKey(changes, ordered, keys, partitions).fill_missing(found, ids)
+        newest = replace(newest, orders=column(changes, rules.order_by))
+    if unordered.any():
+        newest = replace(newest, deleted_by=deleted_by[numbers])
+    if unordered.any() or rules.replays:
+        newest = replace(newest, coordinates=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
+    return _ChangesByKey(changes, ordered, keys, partitions).fill_missing(newest, ids)
 
 
 def _order_across_logs(
@@ -146,16 +144,16 @@ def unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
 
 
 def _last_unordered_deletes(
-    bare: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
+    unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return each change's last bare delete of its key, by offset in a topic-partition, then by time."""
-    bares = np.flatnonzero(bare)
-    bares = bares[np.lexsort((offsets[bares], partitions[bares], keys[bares]))]
-    bares = bares[_run_ends(keys[bares], partitions[bares])]
-    bares = bares[np.lexsort((partitions[bares], times[bares], keys[bares]))]
-    bares = bares[_run_ends(keys[bares])]
+    """Return each change's last unordered delete of its key, by offset in a topic-partition, then by time."""
+    last = np.flatnonzero(unordered)
+    last = last[np.lexsort((offsets[last], partitions[last], keys[last]))]
+    last = last[_run_ends(keys[last], partitions[last])]
+    last = last[np.lexsort((partitions[last], times[last], keys[last]))]
+    last = last[_run_ends(keys[last])]
     of_key = np.full(1 + keys.max(initial=0), NOT_DELETED)
-    of_key[keys[bares]] = bares
+    of_key[keys[last]] = last
     return of_key[keys]
 
 
@@ -187,20 +185,18 @@ class _ChangesByKey:
         """Return the newest changes; columns that they leave out are filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
-        wanting = [row for row, of in enumerate(kept) if of]
-        if not wanting:
+        incomplete = [row for row, missing in enumerate(kept) if missing]
+        if not incomplete:
             return newest
-        where = np.empty_like(self.ordered)
-        where[self.ordered] = np.arange(len(self.ordered))
+        index_in_order = np.empty_like(self.ordered)
+        index_in_order[self.ordered] = np.arange(len(self.ordered))
         sources = {field_id: numbers.copy() for field_id in ids.values()}
-        for row in wanting:
-            kept[row] = self._fill(int(where[numbers[row]]), kept[row], sources, row)
+        for row in incomplete:
+            kept[row] = self._fill(int(index_in_order[numbers[row]]), kept[row], sources, row)
         filled_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
-        for name, of in filled_by.items():
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, rows.schema.field(at), self.changes.column(name).take(pa.array(of)))
-        at = rows.schema.get_field_index(KEPT)
-        rows = rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
+        for name, indexes in filled_by.items():
+            rows = replace_column(rows, name, self.changes.column(name).take(pa.array(indexes)))
+        rows = replace_column(rows, KEPT, pa.array(kept, rows.schema.field(KEPT).type))
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
@@ -244,6 +240,10 @@ def ranks(array: pa.Array) -> Numbers:
     found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[to_mask(array.is_null())] = 0
     return found
+
+
+def replace_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), name, values)
 
 
 def to_mask(array: pa.Array) -> Mask:

@@ -22,6 +22,7 @@ from frazil.merge.changes import (
     NewestChanges,
     Numbers,
     column,
+    replace_column,
     to_mask,
     unordered_deletes,
 )
@@ -115,9 +116,8 @@ def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.
         mask = np.zeros(changes.num_rows, np.bool_)
         mask[parents[values == field_id]] = True
         if mask.any():
-            at = changes.schema.get_field_index(name)
-            merged = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
-            changes = changes.set_column(at, name, merged)
+            values = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = replace_column(changes, name, values)
     return changes
 
 
@@ -133,9 +133,8 @@ def keep_newer_row_values(
         )
         older = _kept_rows(orders, coordinates, rows, rules) & (numbers[indexes] != newest.numbers[indexes]) & ~cut
         if older.any():
-            at = changes.schema.get_field_index(name)
             values = chosen(older, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
-            changes = changes.set_column(at, name, values)
+            changes = replace_column(changes, name, values)
     return changes
 
 
