@@ -87,7 +87,7 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
         with _table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
-            missing = (*_Probe(catalog, table, now_ms).missing(), *_missing_in_storage(table))
+            missing = (*_Probe(catalog, table, now_ms).run(), *_missing_in_storage(table))
     return tuple(dict.fromkeys(missing))
 
 
@@ -98,16 +98,16 @@ class _Probe:
     catalog: Catalog
     table: Table
     now_ms: int
-    found: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
-    def missing(self) -> list[str]:
+    def run(self) -> list[str]:
         first = self._commit(self.table, value="first")
         base = self._load()
         second = self._commit(base, value="second")
         self._check_history(first, second)
         self._check_conditional(base, second)
         self._check_branch()
-        return self.found
+        return self.missing
 
     def _commit(self, table: Table, *, value: str) -> Prepared:
         prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=self.now_ms)
@@ -128,9 +128,11 @@ class _Probe:
         if not {first.snapshot.snapshot_id, second.snapshot.snapshot_id} <= ids or (
             head is None or head.parent_snapshot_id != first.snapshot.snapshot_id
         ):
-            self.found.append("it does not keep the snapshot history: after two commits the table shows only the last")
+            self.missing.append(
+                "it does not keep the snapshot history: after two commits the table shows only the last"
+            )
         if now.properties.get(PROPERTY) != "second":
-            self.found.append("it drops table properties that are set with a commit")
+            self.missing.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: Prepared) -> None:
         """Commit once more from the base of the second commit, although the table has changed since."""
@@ -142,7 +144,7 @@ class _Probe:
             log.debug("the second commit from one base was refused: %r", error)
             refused = True
         if not refused or self._head() != second.snapshot.snapshot_id:
-            self.found.append("its commits are not conditional: two commits from the same base both succeeded")
+            self.missing.append("its commits are not conditional: two commits from the same base both succeeded")
 
     def _check_branch(self) -> None:
         table = self._load()
@@ -151,18 +153,18 @@ class _Probe:
         try:
             self._swap(table, prepared)
         except Exception as error:
-            self.found.append(f"it refuses branches: {' '.join(str(error).split())}")
+            self.missing.append(f"it refuses branches: {' '.join(str(error).split())}")
             return
         now = self._load()
         if self._head(now) != head:
-            self.found.append("a commit to a branch replaces main's data")
+            self.missing.append("a commit to a branch replaces main's data")
         branch = head_of(now.metadata, BRANCH)
         if branch is None or branch.snapshot_id != prepared.snapshot.snapshot_id:
-            self.found.append("it ignores branches: after a commit to a branch, the branch does not exist")
+            self.missing.append("it ignores branches: after a commit to a branch, the branch does not exist")
             return
         self.catalog.commit_table(now, (), BranchEnd(BRANCH).updates(now))
         if BRANCH in self._load().metadata.refs:
-            self.found.append("it does not remove branches")
+            self.missing.append("it does not remove branches")
 
     def _head(self, table: Table | None = None) -> int | None:
         head = head_of((table or self._load()).metadata)

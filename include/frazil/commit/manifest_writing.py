@@ -120,8 +120,8 @@ class _Writer(ManifestWriterV2):
         return self._content
 
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        form = self._encoding() if self._copied is None else self._copied_encoding(self._copied)
-        return PreparedAvroFile(self._output_file, form.avro, metadata=form.metadata)
+        encoding = self._encoding() if self._copied is None else self._copied_encoding(self._copied)
+        return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def _copied_encoding(self, copied: CopiedEntries) -> _ManifestEncoding:
         writer: Any = copied.writer()
@@ -139,15 +139,15 @@ class _Writer(ManifestWriterV2):
 
     def _encoding(self) -> _ManifestEncoding:
         name = f"{self._table_uuid} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
-        form = _encodings.get(name)
+        encoding = _encodings.get(name)
         # A schema whose commit failed may have had the same id.
-        if form is None or form.layout != self._layout:
+        if encoding is None or encoding.layout != self._layout:
             content = "deletes" if self._content is ManifestContent.DELETES else "data"
             written, in_memory = self._with_partition(self.version), self._with_partition(DEFAULT_READ_VERSION)
             avro = AvroEncoding.resolve(written, in_memory, name="manifest_entry")
-            form = _ManifestEncoding(self._layout, avro, {**self._meta, "content": content})
-            _encodings.keep(name, form)
-        return form
+            encoding = _ManifestEncoding(self._layout, avro, {**self._meta, "content": content})
+            _encodings.keep(name, encoding)
+        return encoding
 
 
 def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
@@ -359,10 +359,10 @@ class AvroEncoding:
 class PreparedAvroFile(AvroOutputFile[D]):
     """An Avro file with a resolved encoding. Except for the random sync marker, its bytes equal PyIceberg's."""
 
-    def __init__(self, output_file: OutputFile, form: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
-        self.output_file, self.file_schema, self.schema_name = output_file, form.file_schema, form.schema_name
-        self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), form.writer
-        self.metadata, self._schema_json = dict(metadata), form.schema_json
+    def __init__(self, output_file: OutputFile, encoding: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
+        self.output_file, self.file_schema, self.schema_name = output_file, encoding.file_schema, encoding.schema_name
+        self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), encoding.writer
+        self.metadata, self._schema_json = dict(metadata), encoding.schema_json
 
     def __enter__(self) -> Self:
         self.output_stream = self.output_file.create(overwrite=True)

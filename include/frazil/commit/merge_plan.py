@@ -76,6 +76,9 @@ class MergePlan:
     bins: Mapping[Values, int]
     """The task index of each group that is not split."""
 
+    def live_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
+        return self.read.get(manifest.manifest_path, ())
+
 
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None

@@ -125,16 +125,13 @@ class MergeWriter:
         files = tuple(file for result in results for file in result.files)
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
-        gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
+        removed = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
         if mode.adds_staged_files:
-            files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
-            gone = set()  # none of them was in the table
-        snapshot_id = table.metadata.new_snapshot_id()
-        base = None
-        if gone:
-            base = base_without(
-                gone, plan.manifests, lambda m: plan.read.get(m.manifest_path, ()), table=table, snapshot_id=snapshot_id
-            )
+            files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in removed)
+            removed = set()  # none of them was in the table
+        snapshot_id, base = table.metadata.new_snapshot_id(), None
+        if removed:
+            base = base_without(removed, plan.manifests, plan.live_entries, table=table, snapshot_id=snapshot_id)
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
         reported = self._summary_counts(results, context.rules)
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)

@@ -113,13 +113,13 @@ class RowChangeWriter:
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
             return last.writer.prepare(table, summary=last.summary, now_ms=now_ms)
-        copied = _FileRewrite(table, self.change, now_ms)
-        copied.run()
-        self.rows = copied.chosen
+        rewrite = _FileRewrite(table, self.change, now_ms)
+        rewrite.run()
+        self.rows = rewrite.chosen
         snapshot_id = table.metadata.new_snapshot_id()
-        writer = SnapshotWriter(copied.staged, base=copied.base(snapshot_id), snapshot_id=snapshot_id)
-        summary = {**summary, **dead_letter_summary(copied.dead_letters)}
-        self.attempts.append(_Attempt(writer, tuple(f.path for f in copied.staged), head, summary))
+        writer = SnapshotWriter(rewrite.staged, base=rewrite.base(snapshot_id), snapshot_id=snapshot_id)
+        summary = {**summary, **dead_letter_summary(rewrite.dead_letters)}
+        self.attempts.append(_Attempt(writer, tuple(f.path for f in rewrite.staged), head, summary))
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
@@ -171,11 +171,11 @@ class _FileRewrite:
         for rows in self._read(task, None):
             chosen = self.change.choose(rows)
             self.chosen += int(chosen.sum())
-            stays, goes = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
-            comes = self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)
-            self.dead_letters.update(count_recent(comes, now_ms=self.now_ms))
-            self.dead_letters.subtract(count_recent(goes, now_ms=self.now_ms))
-            for part in (stays, comes):
+            kept, removed = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
+            added = self.change.replace(removed) if removed.num_rows else removed.slice(0, 0)
+            self.dead_letters.update(count_recent(added, now_ms=self.now_ms))
+            self.dead_letters.subtract(count_recent(removed, now_ms=self.now_ms))
+            for part in (kept, added):
                 if part.num_rows:
                     writer.add(part.select(schema.names).cast(schema))
 
@@ -232,9 +232,9 @@ def replayed_change(
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
-        again = [failed.get(place) for place in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
-        stays = rows.filter(pa.array([reason is not None for reason in again], pa.bool_()))
-        return _add_errors(stays, [reason for reason in again if reason is not None])
+        reasons = [failed.get(at) for at in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
+        kept = rows.filter(pa.array([reason is not None for reason in reasons], pa.bool_()))
+        return _add_errors(kept, [reason for reason in reasons if reason is not None])
 
     return RowChange(offset_spans(dead_letters), choose_dead_letters(stream, dead_letters), replace)
 
@@ -253,13 +253,13 @@ def dead_letters_at(
     return found
 
 
-def _add_errors(rows: pa.Table, again: list[Reason]) -> pa.Table:
+def _add_errors(rows: pa.Table, reasons: list[Reason]) -> pa.Table:
     """Count one more replay, and put each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
-        "error_class": [error_class for error_class, _ in again],
-        "error": [_error_history(now, then) for now, then in zip(again, before, strict=True)],
+        "error_class": [error_class for error_class, _ in reasons],
+        "error": [_error_history(now, then) for now, then in zip(reasons, before, strict=True)],
     }
     for name, values in columns.items():
         field = rows.schema.field(name)

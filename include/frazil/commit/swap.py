@@ -137,9 +137,9 @@ class TableHandle:
     ) -> None:
         """Attempt one commit. If it fails, the next access reloads the table."""
         self._table = None
-        self.committed(table, self._catalog.commit_table(table, requirements, updates))
+        self.set_committed(table, self._catalog.commit_table(table, requirements, updates))
 
-    def committed(self, table: Table, response: CommitTableResponse) -> None:
+    def set_committed(self, table: Table, response: CommitTableResponse) -> None:
         """Keep the metadata that the catalog returned for a commit based on `table`."""
         self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
@@ -266,7 +266,7 @@ class _Attempt(Generic[T]):
     result: T
 
     def landed_in(self, tables: Sequence[Table]) -> bool:
-        return all(change.landed_in(tables[place]) for place, change in self.changes.items())
+        return all(change.landed_in(tables[index]) for index, change in self.changes.items())
 
 
 class _Rounds(Generic[T]):
@@ -290,13 +290,11 @@ class _Rounds(Generic[T]):
         landed = next((attempt for attempt in self._tried if attempt.landed_in(tables)), None)
         if landed is not None:
             return landed.result
-        both = list(zip(self._commits, tables, strict=True))
         began = self._clock()
-        proposed = in_parallel(lambda one: one[0].propose(one[1]), both)
+        proposals = in_parallel(lambda pair: pair[0].propose(pair[1]), list(zip(self._commits, tables, strict=True)))
         self.proposing_s += self._clock() - began
-        attempt = _Attempt(
-            {place: change for place, change in enumerate(proposed) if isinstance(change, Change)}, proposed[-1].result
-        )
+        changes = {index: change for index, change in enumerate(proposals) if isinstance(change, Change)}
+        attempt = _Attempt(changes, proposals[-1].result)
         if attempt.changes:
             self._tried.append(attempt)
             self.step = "commit"
@@ -318,16 +316,16 @@ class _Rounds(Generic[T]):
             commit.handle.forget()
 
     def _commit(self, changes: Mapping[int, Change[T]], tables: Sequence[Table]) -> None:
-        handles = [self._commits[place].handle for place in changes]
-        parts = [TableChange(tables[place], change.requirements, change.updates) for place, change in changes.items()]
+        handles = [self._commits[index].handle for index in changes]
+        parts = [TableChange(tables[index], change.requirements, change.updates) for index, change in changes.items()]
         if len(parts) == 1 or self._at_once is None:
             for handle, part in zip(handles, parts, strict=True):
                 handle.commit(part.table, requirements=part.requirements, updates=part.updates)
             return
         for handle in handles:
             handle.forget()
-        for handle, part, made in zip(handles, parts, self._at_once(parts) or (), strict=False):
-            handle.committed(part.table, made)
+        for handle, part, response in zip(handles, parts, self._at_once(parts) or (), strict=False):
+            handle.set_committed(part.table, response)
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
