@@ -4,8 +4,8 @@ The committer relies on four facts. (1) A marker changes only in one update with
 belongs to one process. (3) A journal is complete before its commit. (4) Staged files never change. The committer relies
 neither on clocks nor on locks.
 
-Whether a record is rejected depends on the current schema. But a dead letter stays a dead letter: even if the schema
-now accepts a record that is read from Kafka again, staging does not write it again to either table.
+Whether a record is rejected depends on the current schema. But a dead letter stays a dead letter. If it is read from
+Kafka again, staging does not write it to either table, even if the schema now accepts it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Available:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """Where logs were truncated before the marker. From there on, Kafka's records differ from the table's."""
+    """The offsets at which logs were truncated before the marker. Kafka has other records from there on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ These "waiting files" have the default table's format; journals list them as fil
 the rows are rewritten with its columns, and committed like any missing batch. A record next to the rewritten files
 lists them, so that every attempt commits the same files.
 
-A note next to the waiting files has the value for which the table is created, why the table does not exist, and the
-batch up to which an operator discarded the rows.
+A note next to the waiting files has the value for which the table is created, and why the table does not exist. It also
+has the batch up to which an operator discarded the rows.
 """
 
 from __future__ import annotations
