@@ -53,9 +53,9 @@ class MergeConfig:
     """Returns the number of tasks that run in parallel."""
     mode: MergingMode = UPSERTS
 
-    def staged(self, table: Table, *, folder: str) -> TargetTable:
+    def staging_target(self, table: Table, *, folder: str) -> TargetTable:
         """Return the table description with which files are staged for a table of the stream."""
-        return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
+        return self.mode.staging_target(target_table(table, folder=folder), self.rules(table).key)
 
 
 def merge_config(
@@ -115,7 +115,7 @@ class MergeWriter:
         if key not in self._folders:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
-        return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
+        return MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
 
     def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
         mode, parallelism = self.merging.mode, self.merging.parallelism()
@@ -153,7 +153,7 @@ class MergeWriter:
         for result in results:
             windows.update(result.windows)
         by_window = {} if rules.window_us is None else windows_summary(windows)
-        return {**self.merging.mode.counted(counts), **by_window}
+        return {**self.merging.mode.summary_counts(counts), **by_window}
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:

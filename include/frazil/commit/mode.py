@@ -40,13 +40,13 @@ class MergingMode:
     content: Content
     declared: str
     """The setting in the stream's declaration that selects the mode."""
-    staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
+    staging_target: Callable[[TargetTable, tuple[str, ...]], TargetTable]
     """Returns the table description with which files are staged, for a table and its key."""
     plan: Plan
     """Returns the tasks that merge staged files into the table's newest snapshot."""
     adds_staged_files: bool
     """Whether the commit adds staged files to the table, except those that the merge rewrites."""
-    counted: Callable[[Counts], Mapping[str, str]]
+    summary_counts: Callable[[Counts], Mapping[str, str]]
     """Converts the counts of a merge to entries of the commit's summary."""
 
 
@@ -67,10 +67,10 @@ def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
 UPSERTS = MergingMode(
     content="changes",
     declared="mode: upsert",
-    staged=_change_layout,
+    staging_target=_change_layout,
     plan=plan_merge,
     adds_staged_files=False,
-    counted=lambda counts: {
+    summary_counts=lambda counts: {
         f"frazil.{name}": str(getattr(counts, name))
         for name in ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
     },
@@ -79,10 +79,10 @@ UPSERTS = MergingMode(
 DEDUPLICATES = MergingMode(
     content="candidates",
     declared="dedupe",
-    staged=lambda table, _: dataclasses.replace(table, content="candidates"),
+    staging_target=lambda table, _: dataclasses.replace(table, content="candidates"),
     plan=plan_repeats,
     adds_staged_files=True,
-    counted=lambda counts: {REPEATED: str(counts.repeated)},
+    summary_counts=lambda counts: {REPEATED: str(counts.repeated)},
 )
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}

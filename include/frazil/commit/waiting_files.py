@@ -104,7 +104,7 @@ def rewrite_files(
     from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
-        layout = tables.merging.staged(table, folder=folder)
+        layout = tables.merging.staging_target(table, folder=folder)
     else:
         layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))

@@ -309,7 +309,7 @@ def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transfor
     table = catalog.inner.load_table("demo.keyed")
     found = {
         value: sum(len(task.files) for task in plan_merge(table, write(changes, value), rules, parallelism=1).tasks)
-        for changes, rules in [(UPSERTS.staged(target, ("key",)), MergeRules(("key",)))]
+        for changes, rules in [(UPSERTS.staging_target(target, ("key",)), MergeRules(("key",)))]
         for value in (one, other)
     }
     # Other engines order UUIDs by halves with a sign; these two share a bucket.

@@ -109,7 +109,7 @@ class World:
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
         main, dead = tables.main.current(), tables.dead_letters.current()
-        changes = UPSERTS.staged(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        changes = UPSERTS.staging_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
         files = [
             dataclasses.replace(file, content="changes")
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
