@@ -35,32 +35,32 @@ Remedy = Callable[[Target], "str | None"]
 """Returns a sentence that says why a table is missing in the catalog and what to do; None if this is unknown."""
 
 
-def tables_behind(tables: StreamTables, default_marker: Marker, remedy: Remedy = lambda _: None) -> list[Behind]:
-    """Return the routed tables that are missing rows, ordered by name. Loads the tables and commits nothing."""
-    return tables_behind_among(tables, default_marker, Followers.load(tables, default_marker).waiting, remedy)
-
-
-def tables_behind_among(
-    tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], remedy: Remedy
+def tables_behind(
+    tables: StreamTables,
+    default_marker: Marker,
+    waiting: Mapping[Target, list[Journal]] | None = None,
+    remedy: Remedy = lambda _: None,
 ) -> list[Behind]:
-    """Return which of the tables with `waiting` batches are missing rows. Loads these tables in parallel."""
+    """Return which tables with `waiting` batches (by default, all) are missing rows, by name. Commits nothing."""
+    if waiting is None:
+        waiting = Followers.load(tables, default_marker).waiting
 
-    def step(item: tuple[Target, list[Journal]]) -> Behind | None:
+    def check(item: tuple[Target, list[Journal]]) -> Behind | None:
         return _check_table(tables, default_marker, *item, remedy)
 
-    return [found for found in in_parallel(step, sorted(waiting.items())) if found] if waiting else []
+    return [behind for behind in in_parallel(check, sorted(waiting.items())) if behind] if waiting else []
 
 
 def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: Remedy
 ) -> Behind | None:
     journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
-    is_well, gone = False, None
+    is_loaded, gone = False, None
     try:
         table = tables.handle(target).refresh()
         marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
         check_routed_not_rolled_back(table.metadata, marker, table=target)
-        journals, is_well = later_journals(marker, waiting), True
+        journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
         note = load_note(tables, target) if all_files_wait(tables, waiting, target) else None
         reason = explain_error(error, tables.stream, target) if note is None else note.reason
@@ -71,7 +71,7 @@ def _check_table(
             journals = [*journals_never_committed(tables, target, waiting)]
     if not journals:
         return None
-    only_last = is_well and [journal.key for journal in journals] == [default_marker.settled]
+    only_last = is_loaded and [journal.key for journal in journals] == [default_marker.settled]
     return dataclasses.replace(make_behind(target, journals, reason), only_last=only_last, gone=gone)
 
 

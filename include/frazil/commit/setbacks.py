@@ -65,11 +65,6 @@ class TableNames:
     def tables(self) -> str:
         return f"{'table' if len(self.identifiers) == 1 else 'tables'} {self}"
 
-    @property
-    def exist(self) -> str:
-        """The verb "exist" in singular or plural, to match the number of tables."""
-        return "exists" if len(self.identifiers) == 1 else "exist"
-
 
 @dataclass(slots=True)
 class Refusals:
@@ -77,16 +72,17 @@ class Refusals:
 
     names: TableNames
     count: int = 0
-    seen: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    """The kind of the last failure, and the metadata files on which it happened."""
 
     def count_error(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
         """Count a refusal or a fault; raises `CommitRefused` when the maximum is reached. Ignores other errors."""
         fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
         if not tables or not (fault or _is_refusal(error)):
             return
-        seen = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
-        self.count = self.count + 1 if seen == self.seen else 1
-        self.seen = seen
+        failure = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
+        self.count = self.count + 1 if failure == self.last else 1
+        self.last = failure
         if self.count < (MAX_FAILURES if fault else MAX_REFUSALS):
             return
         what = f"the catalog refuses to change {self.names.tables}: {error}"
@@ -143,7 +139,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
                 f"the credentials for {tables.tables} have expired: {error}",
             )
         case NoSuchTableError():
-            raise CommitUnavailable(f"{tables.tables} no longer {tables.exist}: {error}") from error
+            exist = "exists" if len(tables.identifiers) == 1 else "exist"
+            raise CommitUnavailable(f"{tables.tables} no longer {exist}: {error}") from error
     return Setback(
         logging.WARNING,
         f"{_FAILED[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, read_member, write_member
-from frazil.commit.missing_rows import tables_behind_among, tables_missing_backfill
+from frazil.commit.missing_rows import tables_behind, tables_missing_backfill
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import load_note
 from frazil.errors import FrazilError, SpecError
@@ -130,7 +130,7 @@ def behind_default_table(
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
-    behind = tables_behind_among(tables, default_marker, waiting, remedy)
+    behind = tables_behind(tables, default_marker, waiting, remedy)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
