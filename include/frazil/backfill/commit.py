@@ -453,7 +453,7 @@ def _drop(
         is_dropped = found.state is BackfillState.ABANDONED and not found.abandoned_by
         if not found.is_open and not (by and is_dropped):
             return Done(found)
-        ended = found.abandoned(by)
+        ended = found.as_abandoned(by)
         return Change((require_unchanged(table, end.branch),), (*end.updates(table), _property(ended)), ended)
 
     handle.forget()

@@ -103,7 +103,7 @@ class BackfillMarker:
             self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.current_process()
         )
 
-    def abandoned(self, by: str | None) -> BackfillMarker:
+    def as_abandoned(self, by: str | None) -> BackfillMarker:
         """Return the marker of a backfill that the operator `by` abandoned, or its own run if `by` is None."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:

@@ -38,7 +38,7 @@ from frazil.commit.reset import NO_OFFSETS, BeforeReset, Offsets, is_rolled_back
 from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
-from frazil.commit.sweep import bare_path, batch_folders, referenced
+from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
 from frazil.commit.waiting_files import Note, load_note, write_note
 from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
@@ -87,7 +87,7 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
     """Delete files of a removed open branch that no snapshot needs. Their records are read again."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
-        needed = referenced(table)
+        needed = referenced_paths(table)
         tables.store.delete([path for path in files if bare_path(path) not in needed])
 
 

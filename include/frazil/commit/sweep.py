@@ -142,8 +142,8 @@ class _SweptTable:
     stream: str
 
     @cached_property
-    def referenced(self) -> Set[str]:
-        return referenced(self.table)
+    def referenced_paths(self) -> Set[str]:
+        return referenced_paths(self.table)
 
     @cached_property
     def marker(self) -> Marker | None:
@@ -155,7 +155,7 @@ class _SweptTable:
             summary = snapshot.summary
             if summary and summary.get(RECORD) and _is_commit_of(summary, self.stream, key):
                 return _added_by(snapshot, self.table)
-        return self.referenced
+        return self.referenced_paths
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
@@ -207,7 +207,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     if view.oldest is not None and key < view.oldest:
         return None
     # Without a record, only the loaded table shows the batch's files; only after a take-over is it surely up to date.
-    return swept.referenced if view.just_settled else None
+    return swept.referenced_paths if view.just_settled else None
 
 
 def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
@@ -239,7 +239,7 @@ def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
     """Return the files of an uncommitted batch that may have landed: only as dead letters."""
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
-    return swept.referenced
+    return swept.referenced_paths
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
@@ -336,7 +336,7 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
     return len(waste)
 
 
-def referenced(table: Table) -> set[str]:
+def referenced_paths(table: Table) -> set[str]:
     """Return the bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
     manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
     entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))

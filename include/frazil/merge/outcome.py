@@ -89,7 +89,7 @@ def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
-            same &= equal(column(changes, name), column(rows, name))
+            same &= equal_values(column(changes, name), column(rows, name))
     found: Mask = same & ~delete_mask(changes)
     return found
 
@@ -138,14 +138,14 @@ def keep_newer_row_values(
     return changes
 
 
-def equal(one: pa.Array, other: pa.Array) -> Mask:
+def equal_values(one: pa.Array, other: pa.Array) -> Mask:
     """Mask of equal values. Null equals null, NaN equals NaN, and -0.0 is not 0.0."""
     one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):
         same = np.ones(len(one), np.bool_)
         for index in range(kind.num_fields):
-            same &= equal(pc.struct_field(one, index), pc.struct_field(other, index))
+            same &= equal_values(pc.struct_field(one, index), pc.struct_field(other, index))
         same &= to_mask(one.is_null()) == to_mask(other.is_null())
         return same
     if pa.types.is_nested(kind):
