@@ -103,13 +103,13 @@ class RepeatsRun(TaskRun):
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
-        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for rows in self._live_rows(index.batch_rows):
-            places, of = index.find_rows(rows)
-            times = column(rows, self._event_time).take(pa.array(places))
+            indexes, changes = index.find_rows(rows)
+            times = column(rows, self._event_time).take(pa.array(indexes))
             known = to_mask(times.is_valid())
-            found.append((codes[of[known]], _to_microseconds(times.drop_null())))
-        return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
+            parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
+        return np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
         """Yield keys and event times of rows that are not deleted, about `together` rows at once."""
@@ -141,12 +141,12 @@ class RepeatsRun(TaskRun):
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
             if path not in share:
                 continue
-            gone = repeated[start:end]
-            self.count_windows(batch.times[start:end][~gone])
-            counts += Counts(inserted=int((~gone).sum()), repeated=int(gone.sum()))
-            if gone.any():
+            is_repeat = repeated[start:end]
+            self.count_windows(batch.times[start:end][~is_repeat])
+            counts += Counts(inserted=int((~is_repeat).sum()), repeated=int(is_repeat.sum()))
+            if is_repeat.any():
                 replaced.append(path)
-                self.copy(path, np.flatnonzero(gone))
+                self.copy(path, np.flatnonzero(is_repeat))
         files = tuple(self.writer.finish())
         return MergeResult(files, tuple(replaced), (), counts, b"", dict(self.windows), self.reader.bytes_read)
 
@@ -158,11 +158,11 @@ def repeats_of_table(
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
-    places = np.arange(len(ordered))
+    indexes = np.arange(len(ordered))
     of_table = ordered >= count
     near = np.zeros(len(ordered), np.bool_)
-    before = np.maximum.accumulate(np.where(of_table, places, -1))
-    after = np.minimum.accumulate(np.where(of_table, places, len(ordered))[::-1])[::-1]
+    before = np.maximum.accumulate(np.where(of_table, indexes, -1))
+    after = np.minimum.accumulate(np.where(of_table, indexes, len(ordered))[::-1])[::-1]
     for neighbour, exists in ((before, before >= 0), (after, after < len(ordered))):
         other = ordered[np.clip(neighbour, 0, max(len(ordered) - 1, 0))]
         same = exists & (keys[other] == keys[ordered])

@@ -46,7 +46,7 @@ def merge(
 class _RemovedRows:
     """The rows that are removed from one data file."""
 
-    found: LocatedRows
+    located: LocatedRows
     positions: Numbers
 
 
@@ -85,23 +85,23 @@ class _MergeRun(TaskRun):
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
-        for found in locate_rows(self.reader, self.task.files, index, keys):
-            first = ~matched[found.changes]  # a key that other programs wrote twice is updated once
+        for located in locate_rows(self.reader, self.task.files, index, keys):
+            first = ~matched[located.changes]  # a key that other programs wrote twice is updated once
             once = np.zeros(len(first), np.bool_)
-            once[np.unique(found.changes, return_index=True)[1]] = True
+            once[np.unique(located.changes, return_index=True)[1]] = True
             first &= once
-            matched[found.changes] = True
-            leaves = self._apply_changes(newest, found, first) if len(found.positions) else found.positions
-            yield _RemovedRows(found, leaves)
+            matched[located.changes] = True
+            leaves = self._apply_changes(newest, located, first) if len(located.positions) else located.positions
+            yield _RemovedRows(located, leaves)
 
-    def _apply_changes(self, newest: NewestChanges, found: LocatedRows, first: Mask) -> Numbers:
+    def _apply_changes(self, newest: NewestChanges, located: LocatedRows, first: Mask) -> Numbers:
         """Return the positions of the rows that a change updates or deletes."""
         rules = self.context.rules
-        with self.reader.open(found.file.path) as data:
-            rows = data.rows_at(self.schema, found.positions)
-        changes = newest.rows.take(pa.array(found.changes))
-        changes = fill_left_out(keep_newer_row_values(changes, rows, found.changes, newest, rules), rows, self.ids)
-        old = stale_changes(changes, rows, rules, newest.delete_coordinates(found.changes))
+        with self.reader.open(located.file.path) as data:
+            rows = data.rows_at(self.schema, located.positions)
+        changes = newest.rows.take(pa.array(located.changes))
+        changes = fill_left_out(keep_newer_row_values(changes, rows, located.changes, newest, rules), rows, self.ids)
+        old = stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
         same = unchanged_rows(changes, rows, rules) & ~old
         gone = delete_mask(changes) & ~old
         new = ~old & ~same & ~gone
@@ -116,7 +116,7 @@ class _MergeRun(TaskRun):
         self.write(changes.filter(pa.array(renews & first)))
         self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
         # If other programs wrote a key twice, one row stays.
-        return found.positions[(gone | new | renews) & first | ~old & ~first]
+        return located.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
         """Mask of rows that change their window. Both windows have then changed."""
@@ -124,8 +124,8 @@ class _MergeRun(TaskRun):
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
         before, after = (
-            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
-            for of in (rows, changes)
+            pc.fill_null(column(table, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
+            for table in (rows, changes)
         )
         moved: Mask = before != after
         return moved
@@ -144,32 +144,40 @@ class _MergeRun(TaskRun):
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
-        for of in _group_by_partition(leaving):
-            left = {one.found.file: len(one.positions) + len(one.found.deleted) for one in of if len(one.positions)}
-            files = [one.found.file for one in of]
+        for group in _group_by_partition(leaving):
+            leaving_rows = {
+                removed.located.file: len(removed.positions) + len(removed.located.deleted)
+                for removed in group
+                if len(removed.positions)
+            }
+            files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            rewritten_paths = files_to_rewrite(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
-            for one in of:
-                file, gone = one.found.file, np.union1d(one.positions, one.found.deleted)
+            rewritten_paths = files_to_rewrite(
+                self.context.rules.how, leaving_rows, files, new_rows=share if new_rows else 0
+            )
+            for removed in group:
+                file, positions = removed.located.file, np.union1d(removed.positions, removed.located.deleted)
                 if file.path in rewritten_paths:
-                    self.copy(file.path, gone)
+                    self.copy(file.path, positions)
                     replaced.append(file.path)
-                elif len(one.positions):
-                    self.staged.append(write_position_deletes(self.io, file, gone, folder=self.context.target.folder))
+                elif len(removed.positions):
+                    self.staged.append(
+                        write_position_deletes(self.io, file, positions, folder=self.context.target.folder)
+                    )
                 else:
                     continue
                 dropped += [delete.path for delete in file.deletes if delete.alone]
         return tuple(replaced), tuple(dropped)
 
-    def _count(self, **found: int) -> None:
-        self.counts += dataclasses.replace(Counts(), **found)
+    def _count(self, **counts: int) -> None:
+        self.counts += dataclasses.replace(Counts(), **counts)
 
 
 def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
-    found: dict[tuple[object, ...], list[_RemovedRows]] = {}
-    for one in leaving:
-        found.setdefault((one.found.file.spec_id, one.found.file.partition), []).append(one)
-    return list(found.values())
+    groups: dict[tuple[object, ...], list[_RemovedRows]] = {}
+    for removed in leaving:
+        groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
+    return list(groups.values())
 
 
 MAX_DELETED_SHARE = 0.2
