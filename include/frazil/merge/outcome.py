@@ -116,8 +116,8 @@ def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.
         mask = np.zeros(changes.num_rows, np.bool_)
         mask[parents[values == field_id]] = True
         if mask.any():
-            values = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
-            changes = replace_column(changes, name, values)
+            merged = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = replace_column(changes, name, merged)
     return changes
 
 

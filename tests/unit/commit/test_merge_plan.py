@@ -81,7 +81,7 @@ def change(number, region=None, **more):
 def land(world, files, base=None):
     """Commit the files, in a manifest for each partition."""
     table = world.load()
-    writer = SnapshotWriter(files, apart=lambda file: str(file.partition), base=base)
+    writer = SnapshotWriter(files, manifest_key=lambda file: str(file.partition), base=base)
     prepared = writer.prepare(table, summary={}, now_ms=world.clock_ms)
     world.catalog.inner.commit_table(table, prepared.requirements, prepared.updates)
     return world.load()
