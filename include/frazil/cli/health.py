@@ -25,7 +25,14 @@ from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import stream_readings
-from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
+from frazil.maintenance.tables import (
+    MaintainedTable,
+    TableKind,
+    find_maintained,
+    maintained_tables,
+    routes,
+    template_table,
+)
 from frazil.spec.last_valid import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
@@ -162,7 +169,7 @@ def _with_missing(
             said = _dead_letters_dropped(table)
         found.append(replace(report, problem=said, missing=True) if said and report.health is None else report)
     for (_, name), (spec, said) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
-        found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
+        found.append(TableReport(template_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
     shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}
     unknown = {
         f"route of {spec.name}": error

@@ -21,7 +21,7 @@ from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
-from frazil.maintenance.lineage import report_maintenance
+from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.catalog_jars import catalog_jars

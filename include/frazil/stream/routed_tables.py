@@ -33,7 +33,7 @@ from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_h
 from frazil.stream.evolve import Evolved, evolved, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
-from frazil.table.declared import identifier_of
+from frazil.table.declared import table_identifier
 from frazil.table.made_tables import route_value, routed_table, tables_named_like
 from frazil.table.parallel import in_parallel
 from frazil.table.renamed import copy_renames
@@ -352,7 +352,7 @@ class RoutedTables:
 
         Done before any file is staged for the table. Raises TableLost, AdoptionRequired and RouteBehind.
         """
-        identifier = identifier_of(table)
+        identifier = table_identifier(table)
         member = read_member(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
         table = copy_renames(table, self.tables.main.current())

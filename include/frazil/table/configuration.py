@@ -25,10 +25,7 @@ def check_configuration() -> None:
 
 
 def exit_if_unreadable() -> None:
-    """Check the configuration file when a process starts.
-
-    If it is invalid, print why and exit with SpecError's exit code.
-    """
+    """When a process starts: if the configuration file is invalid, print why and exit."""
     try:
         check_configuration()
     except SpecError as error:

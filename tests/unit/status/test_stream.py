@@ -22,7 +22,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
 from frazil.operations.dead_letters import count_rejected
-from frazil.operations.overview import Around, Line, StreamReading, line_of
+from frazil.operations.overview import Around, Line, StreamReading, build_line
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status import stream
@@ -96,7 +96,7 @@ def now() -> int:
 
 
 def on_page(spec: StreamSpec, state: StreamState) -> Line:
-    return line_of(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
+    return build_line(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
 
 
 def in_status(folder: Path) -> dict[str, str]:
