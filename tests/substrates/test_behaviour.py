@@ -30,8 +30,7 @@ from frazil.commit.settle import Settled, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
-from frazil.history.objects import HistoryStore
-from frazil.history.read import read_history
+from frazil.history.objects import HistoryStore, read_history
 from frazil.history.recorder import Recorder
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, outcomes

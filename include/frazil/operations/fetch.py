@@ -20,7 +20,7 @@ from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_back
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import read_stream
 from frazil.errors import MarkerUnreadable
-from frazil.history.read import read_table_history as past_of
+from frazil.history.objects import read_table_history as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions

@@ -364,7 +364,7 @@ def downsample(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
         at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)
         span_ms = max(shown.span_ms, point.span_ms)
-        found[at_ms] = before.then(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
+        found[at_ms] = before.add(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
     if found:
         at_ms, last = found.popitem()
         found[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))

@@ -23,7 +23,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.waiting_files import Note, all_files_wait, is_waiting_file, load_note, load_notes, write_note
-from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
+from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, error_text
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -300,7 +300,7 @@ class RoutedTables:
             try:
                 table = self._loaded(identifier)
             except Exception as error:  # catalogs' clients raise anything; its member record has the table's value
-                log.warning("table %s cannot be loaded: %s", identifier, words_of(error))
+                log.warning("table %s cannot be loaded: %s", identifier, error_text(error))
                 self._unread.add(identifier)
                 return
             value = (

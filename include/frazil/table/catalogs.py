@@ -39,8 +39,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
 import frazil.pyiceberg_fixes  # noqa: F401 - readers of manifests open a catalog
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
-from frazil.extras import extras_named
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, error_text
+from frazil.extras import report_missing_extras
 from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
 from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
@@ -189,8 +189,8 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 def explain_table_error(error: Exception) -> str:
     """Return why a table could not be loaded or changed and, if access is denied, what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
-        return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"
-    return words_of(error)
+        return f"access denied ({error_text(error)}): grant frazil's user read and write access to the table"
+    return error_text(error)
 
 
 @contextmanager
@@ -292,7 +292,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
     check_storage(config.name, config.properties.get("warehouse", ""))
     try:
-        with extras_named():
+        with report_missing_extras():
             catalog = _create_client(kind, config)
     except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
         raise

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.history.past import StreamHistory
-from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, drop_unfinished
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, StreamHistory, drop_unfinished
 from frazil.history.recorder import WRITE_INTERVAL_MS
 from frazil.operations.rates import Rate, compute_rates, mean_rates
 from frazil.operations.stream_view import Range, downsample

@@ -58,7 +58,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
         None,
         ("the table cannot be read: ImportError: cannot import name 'x'",),
     )
-    monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
+    monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
     with pytest.raises(ImportError):
         stream_state(spec, now_ms=0)
 
