@@ -152,6 +152,10 @@ class EnvironmentUnusable(FrazilError):
     exit_code = 1
 
 
+class UnsupportedVersion(EnvironmentUnusable, ImportError):
+    """Raised if a package has a version that frazil does not support."""
+
+
 class MissingExtra(EnvironmentUnusable, ImportError):
     """Raised if a package is missing. It is an ImportError, for code that tests whether `frazil.airflow` can be
     imported.
