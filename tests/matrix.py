@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,9 @@ def make(environment: Environment, folder: Path) -> dict[str, str]:
             *("--constraint", str(constraints), "--output-file", str(compiled), "pyproject.toml"),
         )
         _uv("pip", "install", "--python", str(python), "--no-deps", "--requirements", str(compiled))
+        _uv("pip", "install", "--python", str(python), "--no-deps", "--editable", str(CHECKOUT))
+        # Airflow would find the plugin twice.
+        shutil.rmtree(CHECKOUT / "include" / "frazil.egg-info", ignore_errors=True)
         compiled.rename(requirements)
     kept = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "PYTHONHOME"}}
     variables = {
