@@ -1,8 +1,8 @@
 """`python -m tests.matrix [ENVIRONMENT…] [--only stream]`: what `make matrix` runs.
 
 Each environment is a venv that uv makes, with the versions of one row of ENVIRONMENTS; all else is pinned as in
-requirements.txt. In each, the unit tests run, and a whole stream: a writer that is killed and goes on, compaction, a
-complete day and its aggregate, by a real Kafka, Spark and Airflow.
+requirements.txt. Each runs the unit tests and a whole stream, with a real Kafka, Spark and Airflow: a writer is killed
+and goes on, Spark compacts, a complete day is aggregated.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def run(part: str, variables: dict[str, str], folder: Path) -> Result:
     """Run one part's tests. Their output is in a file of the folder."""
     began = time.monotonic()
     with (folder / f"{part}.log").open("w") as log:
-        command = [folder / "venv" / "bin" / "python", "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+        python = str(folder / "venv" / "bin" / "python")
+        command = [python, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
         done = subprocess.run(
             [*command, *PARTS[part]], env=variables, cwd=CHECKOUT, stdout=log, stderr=log, check=False
         )

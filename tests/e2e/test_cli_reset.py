@@ -13,8 +13,8 @@ from confluent_kafka import Producer, TopicPartition
 from frazil.cli.options import current_user
 from frazil.commit.marker import property_name
 from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
+from frazil.history.objects import read_history
 from frazil.history.points import EventKind
-from frazil.history.read import read_history
 from frazil.spec.load import find_stream
 
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
@@ -35,7 +35,7 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     assert any("rolled back" in problem for problem in status["problems"])
     refused = frazil("reset", stream.name, "--to", "table")
     assert refused.returncode == 2
-    assert "It skips nothing, and reads nothing again" in refused.stdout
+    assert "It skips no records, and reads no records again" in refused.stdout
     with pytest.raises(RolledBack):
         stream.catch_up()
 
@@ -92,7 +92,7 @@ def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any,
     assert stream.ids() == list(range(8))
     done = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert done.returncode == 0
-    assert "It skips nothing, and reads nothing again" in done.stdout
+    assert "It skips no records, and reads no records again" in done.stdout
     stream.catch_up()
     assert stream.ids() == list(range(20))
     assert stream.table("_dead_letters").scan().to_arrow().num_rows == 2

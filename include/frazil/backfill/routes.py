@@ -40,7 +40,7 @@ from frazil.errors import (
     Fenced,
     RouteBehind,
     SchemaIncompatible,
-    words_of,
+    error_text,
 )
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.offsets.spans import TopicPartition
@@ -102,7 +102,7 @@ class BackfillRoute:
 
         Files for routed tables are staged in the waiting folder, next to the journals.
         """
-        placed = self.routed.placed(context, key)
+        placed = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), placed.main.io
         waits = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in placed.targets.items() if is_routed(t)}
         return dataclasses.replace(placed, targets={**placed.targets, **waits})
@@ -169,7 +169,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.info("the commit to table %s failed", target, exc_info=True)
             behind = target
-            reason = words_of(error)
+            reason = error_text(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(

@@ -18,7 +18,7 @@ from frazil.kafka.committed_offsets import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets
-from frazil.stream.plan import spread
+from frazil.stream.plan import split_ranges
 from frazil.table.object_store import FileInfo
 
 SAMPLE_POINTS = 8
@@ -124,7 +124,7 @@ class KafkaSource:
         return plan.chunks(spans, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        return list(spread(offset_ranges(spans), tasks=cores))
+        return list(split_ranges(offset_ranges(spans), tasks=cores))
 
     def sample(self, spans: Spans) -> list[StageTask]:
         places = [{tp: (_sample_span(of, place),) for tp, of in spans.items()} for place in range(SAMPLE_POINTS)]

@@ -66,7 +66,7 @@ class _Adapter(HTTPAdapter):
             is_file = isinstance(self._authority, Path)
             file, text = (self._authority, None) if is_file else (None, str(self._authority))
             context = ssl.create_default_context(cafile=file, cadata=text)
-            # Python 3.13 refuses authorities without the extension "key usage", which those of clusters may lack.
+            # By default, Python 3.13 refuses an authority without the extension "key usage", as clusters may have.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             kwargs["ssl_context"] = context
         super().init_poolmanager(*args, **kwargs)
