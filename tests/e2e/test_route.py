@@ -297,7 +297,7 @@ def test_after_a_backfill_the_audit_compares_each_row_with_the_table_of_its_reco
     with open_backfill(stream.spec, parse_request({"stream": "events"})) as backfill, InProcessEngine() as engine:
         assert run(backfill, engine).records == 1
     moved = frazil("audit", "events", "--source")
-    off = f"it has 1 row that the route, as declared now, has for table test.a: {stream.topic}-0 at offset 4"
+    off = f"the table has 1 row that the route, as declared now, sends to table test.a: {stream.topic}-0 at offset 4"
     assert (moved.returncode, f"OFF   test.b: {off}" in moved.stdout) == (1, True), moved.stdout
     by_records = frazil("audit", "events")
     assert (by_records.returncode, "--source compares each row's table" in by_records.stdout) == (3, True)

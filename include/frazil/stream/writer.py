@@ -40,7 +40,7 @@ from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
 from frazil.offsets.spans import TopicPartition
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties

@@ -226,7 +226,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
     audited = call(tmp_path, "audit", "shop")
-    assert "it is another table than the route had: it has no column kafka_topic" in audited.output
+    assert "another table has this name: the table has no column kafka_topic" in audited.output
     assert made.begin_route("a").refused.keys() == {"a"}
     assert made.followers is not None
     assert made.followers.waiting == {}

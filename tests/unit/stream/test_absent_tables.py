@@ -143,7 +143,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     found = audit_stream(made.tables, window=None)
     assert found.clean
     assert [f.sentence for f in found.findings] == [
-        "3 rows wait to be committed to it. The command `frazil route` says why, if that lasts"
+        "3 rows wait to be committed to the table. If they stay, run `frazil route`, which shows the reason"
     ]
     broken.refused.clear()
     made.land(b=1)

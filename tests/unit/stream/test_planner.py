@@ -15,7 +15,7 @@ from frazil.ingest.contract import StageTask
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import OUTDATED_POLLS, SHORT_POLLS, LogEnd
-from frazil.partitions.watermark import watermark_us
+from frazil.partitions.completeness import watermark_us
 from frazil.spec.topics import TopicPattern
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
