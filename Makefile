@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
+CYCLONEDX_VERSION := 7.5.0
 INSTALLED := $(VENV)/.installed
 # Tests run in so many processes; CONTRIBUTING.md says how they share their servers. A process that dies ends the run,
 # which names its test: a replacement may never come, and the run would wait for it.
@@ -20,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup jars loops demo test lint unit bench soak mutants lock wheel site clean check-python check-java
+.PHONY: help venv setup jars loops demo test lint unit bench soak matrix mutants lock wheel site clean check-python check-java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,9 @@ soak: setup ## The tests that run for long, every law with many random examples,
 	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or rotates or hypothesis' -rP $(PYTEST)
 	$(MAKE) mutants
 
+matrix: setup ## Unit tests and a whole stream with each other set of versions (MATRIX=a for one); see tests/matrix.py
+	$(BIN)/python -m tests.matrix $(MATRIX)
+
 mutants: setup ## Changes of decisions that no unit test notices, of a sample (ROOM=commit, COUNT=40, SEED=2026)
 	@left=0; for room in $(or $(ROOM),commit merge audit stream); do \
 	  $(BIN)/python -m tests.mutant_hunt $$room --count $(or $(COUNT),40) --seed $(or $(SEED),2026) || left=1; done; exit $$left
@@ -86,10 +90,13 @@ lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest ve
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \
 	  --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
 
-wheel: venv ## The package as a wheel, in dist/
+wheel: venv ## The package as a wheel and an sdist, with their SBOM (CycloneDX) and SHA-256, in dist/
 	@rm -rf build dist
-	$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python
-	@rm -rf build include/frazil.egg-info; ls dist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python
+	$(BIN)/uv pip compile --quiet --no-header --all-extras --constraints requirements.txt --python-version 3.11 pyproject.toml \
+	  | PYTHONWARNINGS=ignore $(BIN)/uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements - \
+	    --pyproject pyproject.toml --output-reproducible --output-file dist/frazil.cdx.json
+	@rm -rf build include/frazil.egg-info; cd dist && sha256sum frazil* | tee SHA256SUMS
 
 site: venv ## The documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

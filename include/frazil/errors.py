@@ -125,6 +125,10 @@ class WorkerDied(FrazilError):
 class EnvironmentUnusable(FrazilError): ...
 
 
+class UnsupportedVersion(EnvironmentUnusable, ImportError):
+    """Raised if a package has a version that frazil does not support."""
+
+
 class MissingExtra(EnvironmentUnusable, ImportError):
     """Raised if a package is missing. It is an ImportError for code that tries to import `frazil.airflow`."""
 

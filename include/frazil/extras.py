@@ -1,12 +1,13 @@
-"""Reports a missing optional module in one sentence that names the extra to install, without a traceback."""
+"""Reports a missing or unsupported optional package in one sentence that names the extra, without a traceback."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from frazil.errors import MissingExtra
+from frazil.errors import MissingExtra, UnsupportedVersion
 
 EXTRAS = {
     "adlfs": "adls",
@@ -31,15 +32,36 @@ EXTRAS = {
     "thrift": "hive",
 }
 """Maps each optional module to the extra that installs it."""
+SUPPORTED = {
+    "airflow": ("apache-airflow-core", "Airflow", ("3.3",)),
+    "py4j": ("pyspark", "Spark", ("4.0", "4.1")),
+}
+"""Maps a module to its distribution, the product's name, and the minor versions that frazil supports."""
 
 
 def require(module: str, *, extra: str | None = None) -> None:
-    """Raise MissingExtra if the module of an extra is not installed. Does not import the module.
+    """Raise MissingExtra if the module of an extra is not installed, and UnsupportedVersion if its version is not
+    supported. Does not import the module.
 
     `extra` is the extra that the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
         raise _missing_extra(module, extra)
+    if module in SUPPORTED:
+        _require_supported(extra or EXTRAS[module], *SUPPORTED[module])
+
+
+def _require_supported(extra: str, package: str, product: str, minors: tuple[str, ...]) -> None:
+    try:
+        found = version(package)
+    except PackageNotFoundError:  # a cluster's own Spark
+        return
+    if ".".join(found.split(".")[:2]) not in minors:
+        raise UnsupportedVersion(
+            f"{product} {found} is installed, and frazil runs with {product} {' and '.join(minors)}. Install one of "
+            f"these: pip install 'frazil[{extra}]'.",
+            name=package,
+        )
 
 
 @contextmanager

@@ -35,7 +35,11 @@ class Shell:
     def __init__(self, folder: Path, ports: dict[str, str]) -> None:
         self.folder = folder
         self._complaints, self._ports = (folder.parent / "complaints").open("w+"), ports
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FRAZIL_", "PYICEBERG_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("FRAZIL_JARS") or not name.startswith(("FRAZIL_", "PYICEBERG_"))
+        }
         self._bash = subprocess.Popen(
             ["bash", "-e"],
             cwd=folder,

@@ -1,4 +1,4 @@
-"""The wheel, built once, and installed in a fresh venv without any extra."""
+"""The sdist and the wheel from it, built once, and installed in a fresh venv without any extra."""
 
 from __future__ import annotations
 
@@ -50,15 +50,23 @@ def _uv(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools would take what an earlier build left next to the sources."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that is built from it.
+
+    Built from a copy: setuptools would take what an earlier build left next to the sources.
+    """
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, source)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(CHECKOUT / "include" / "frazil", source / "include" / "frazil", ignore=ignored)
-    _uv("build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(source), str(source))
-    return next(source.glob("frazil-*.whl"))
+    _uv("build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(source / "dist"), str(source))
+    return source / "dist"
+
+
+@pytest.fixture(scope="session")
+def wheel(built: Path) -> Path:
+    return next(built.glob("frazil-*.whl"))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -49,6 +52,15 @@ def test_the_wheel_holds_the_package_alone_with_the_data_that_it_reads(wheel: Pa
     }
 
 
+def test_the_sdist_holds_what_the_wheel_holds_and_its_metadata(built: Path, wheel: Path) -> None:
+    with tarfile.open(next(built.glob("frazil-*.tar.gz"))) as archive, zipfile.ZipFile(wheel) as other:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+        packaged = {f"include/{name}" for name in other.namelist() if ".dist-info/" not in name}
+    assert packaged <= names
+    others = {name for name in names - packaged if ".egg-info/" not in name}
+    assert others == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+
+
 def test_the_base_brings_neither_spark_nor_airflow_nor_a_server(installed: Installed) -> None:
     program = f"from importlib.util import find_spec; print([m for m in {NOT_IN_THE_BASE!r} if find_spec(m)])"
     assert installed.python(program).stdout.strip() == "[]"
@@ -72,6 +84,31 @@ def test_the_command_helps_and_validates(installed: Installed) -> None:
     assert [name for name in COMMANDS if name not in said.stdout] == []
     valid = installed.run("frazil", "validate", "--streams", declare(installed.folder))
     assert (valid.returncode, "rides" in valid.stdout) == (0, True), valid.stderr
+
+
+def test_a_project_of_one_s_own_begins_with_a_valid_stream(installed: Installed, tmp_path: Path) -> None:
+    made = installed.run("frazil", "init", str(tmp_path))
+    assert made.returncode == 0, made.stderr
+    valid = installed.run(
+        "frazil", "validate", "--streams", str(tmp_path / "include/streams"), FRAZIL_KAFKA="127.0.0.1:1"
+    )
+    assert valid.returncode == 0, valid.stderr
+    assert "rides -> city.rides" in valid.stdout
+
+
+@pytest.mark.rotates(3)
+def test_the_package_s_types_are_checked_in_a_user_s_code(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(
+        "from pathlib import Path\nfrom frazil.spec.load import load_stream\n"
+        "table: int = load_stream(Path('rides.yaml')).table.identifier\n"
+    )
+    python = str(installed.venv / "bin" / "python")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "user.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0].startswith("user.py:3: error: Incompatible types in assignment"), done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Found 1 error in 1 file")
 
 
 def test_every_command_says_how_it_is_used_without_any_extra(installed: Installed) -> None:
@@ -122,11 +159,19 @@ def test_the_wheels_own_main_writes_a_stream_from_an_empty_folder(
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(name, '{"id": 1, "started_at": "2026-01-01T08:00:00Z"}')
     producer.flush()
-    streams = declare(with_extras.folder, bootstrap=kafka.bootstrap, topic=name)
-    done = with_extras.run("python", main, "rides", "--streams", streams, "--until-caught-up")
+    assert with_extras.run("frazil", "init").returncode == 0
+    declared = with_extras.folder / "include" / "streams" / "rides.yaml"
+    declared.write_text(declared.read_text().replace("topics: [rides]", f"topics: [{name}]"))
+    done = with_extras.run(
+        "python", main, "rides", "--streams", "include/streams", "--until-caught-up", FRAZIL_KAFKA=kafka.bootstrap
+    )
     assert done.returncode == 0, done.stderr
     counted = with_extras.python(
         "from frazil.table.catalogs import load_catalog\n"
         "print(load_catalog(None).load_table('city.rides').scan().count())"
     )
     assert counted.stdout.strip() == "1", counted.stderr
+    airflow = {"AIRFLOW_HOME": str(with_extras.folder / "airflow"), "FRAZIL_KAFKA": kafka.bootstrap}
+    for name in ("streams", "declarations"):
+        parsed = with_extras.run("python", f"dags/{name}.py", **airflow)
+        assert parsed.returncode == 0, parsed.stderr

@@ -1,3 +1,14 @@
-"""The `frazil` command."""
+"""The `frazil` command. With a Python that frazil does not support, importing it ends the process with one sentence."""
 
 from __future__ import annotations
+
+import sys
+
+from frazil import PYTHONS
+
+if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+    first, last = (".".join(map(str, one)) for one in PYTHONS)
+    sys.exit(
+        f"UnsupportedVersion: {sys.executable} is Python {sys.version.split()[0]}, and frazil runs with {first} to "
+        f"{last}. Install frazil in a venv with one of these."
+    )

@@ -12,7 +12,7 @@ from pyiceberg.exceptions import TableAlreadyExistsError
 from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.errors import SpecError
-from frazil.spark.jars import ROOTS
+from frazil.spark.jars import ROOTS, variant
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGES, installed_storages, make_package
 from frazil.spec.units import counted
@@ -38,7 +38,7 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
       frazil catalog lake --for trino > etc/catalog/lake.properties
     """
     config = catalog_config(name)
-    packages = [each for name in jar_sets(config.properties) for each in ROOTS[name].coordinates]
+    packages = [each for name in jar_sets(config.properties) for each in ROOTS[variant(name)].coordinates]
     text = configuration(reader, config.name, config.properties, packages)
     echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else echo(text)
 

@@ -24,6 +24,7 @@ from frazil.home import home
 from frazil.table.configuration import check_configuration
 
 COMMANDS = {
+    "init": "frazil.cli.init:init",
     "dev": "frazil.cli.dev:dev",
     "doctor": "frazil.cli.doctor:doctor",
     "infer": "frazil.cli.infer:infer",
@@ -54,7 +55,9 @@ COMMANDS = {
     "completion": "frazil.cli.options:completion",
 }
 
-WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", "preview", "reveal", "validate"})
+WITHOUT_CATALOG = frozenset(
+    {"completion", "dev", "doctor", "infer", "init", "package", "preview", "reveal", "validate"}
+)
 
 
 class LazyGroup(click.Group):

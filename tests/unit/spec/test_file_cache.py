@@ -97,7 +97,7 @@ def test_a_file_that_is_replaced_within_one_tick_of_the_clock_is_seen(
     """The file system knows seconds only: the same size, the same inode, the same times."""
     path = declare(commit={"max-records": 5})
     tick, stat = path.stat(), Path.stat
-    monkeypatch.setattr(Path, "stat", lambda self: tick if self == path else stat(self))
+    monkeypatch.setattr(Path, "stat", lambda self, **how: tick if self == path else stat(self, **how))
     assert load_stream(path).commit.max_records == 5
     path.write_text(path.read_text().replace("max-records: 5", "max-records: 6"))
     assert load_stream(path).commit.max_records == 6

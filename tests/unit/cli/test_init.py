@@ -1,0 +1,38 @@
+"""`frazil init`: the files of a new project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli import init
+from frazil.cli.main import frazil
+from frazil.spec.load import load_stream
+from tests.pages import blocks
+
+
+def test_a_new_project_has_dags_and_a_valid_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = CliRunner().invoke(frazil, ["init", str(tmp_path / "new")], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert {str(tmp_path / "new" / name) for name in init.FILES} <= set(done.output.splitlines())
+    monkeypatch.setenv("FRAZIL_KAFKA", "broker:9092")
+    assert load_stream(tmp_path / "new/include/streams/rides.yaml").table.identifier == "city.rides"
+
+
+def test_files_that_exist_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags/streams.py").write_text("# mine\n")
+    done = CliRunner().invoke(frazil, ["init", str(tmp_path), "--json"], catch_exceptions=False)
+    answer = json.loads(done.output)
+    assert answer["kept"] == ["dags/streams.py"]
+    assert len(answer["written"]) == len(init.FILES) - 1
+    assert (tmp_path / "dags/streams.py").read_text() == "# mine\n"
+    assert "exists, kept" in CliRunner().invoke(frazil, ["init", str(tmp_path)]).output
+
+
+def test_the_dag_files_are_those_of_the_guide_which_an_airflow_parses() -> None:
+    shown = [block.text.strip() for block in blocks("docs/how-to/install.md") if block.kind == "python"]
+    assert [init.STREAMS_DAGS.strip(), init.DECLARATIONS_DAGS.strip()] == shown[:2]
