@@ -290,6 +290,7 @@ class Committer:
             **({"frazil.future": str(journal.future)} if journal.future else {}),
             **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
             **({"frazil.without-columns": str(journal.without_columns)} if journal.without_columns else {}),
+            **({"frazil.cast": str(journal.cast)} if journal.cast else {}),
             **({"frazil.other-events": str(journal.other_events)} if journal.other_events else {}),
             **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),

@@ -31,9 +31,11 @@ _FITS = {
     "hour": _TIMES,
 }
 _TERM = re.compile(
-    r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()]+)\s*(?P<close>\))?"
+    r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()](?:[^,()]*[^\s,()])?)\s*(?P<close>\))?"
 )
-_SORT_TAIL = re.compile(r"(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE)
+_SORT_TAIL = re.compile(r"(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?$", re.IGNORECASE)
+_NO_TERM = re.compile(r"\)\s*\S|^$|\b(?:asc|desc|nulls)\b", re.IGNORECASE)
+"""Pattern of a text before the direction that is no term: it has more after a transform, or part of a direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,14 @@ def parse_sort_term(text: str) -> SortTerm:
 
     Raises ValueError with the allowed forms.
     """
-    stripped = text.strip()
-    head = re.match(r"\w+\s*\([^)]*\)|\S+", stripped)
-    tail = _SORT_TAIL.fullmatch(stripped[head.end() :].rstrip()) if head else None
-    if head is None or tail is None:
+    tail = _SORT_TAIL.search(text.strip())
+    assert tail is not None, "the pattern matches an empty tail"
+    head = text.strip()[: tail.start()]
+    if _NO_TERM.search(head):
         raise ValueError("is not a sort term; write a column or transform, then asc or desc, then nulls first or last")
     ascending = (tail["direction"] or "asc").lower() == "asc"
     nulls_first = tail["nulls"].lower() == "first" if tail["nulls"] else ascending
-    return SortTerm(parse_term(head[0]), "asc" if ascending else "desc", "first" if nulls_first else "last")
+    return SortTerm(parse_term(head), "asc" if ascending else "desc", "first" if nulls_first else "last")
 
 
 def fits(transform: str, source: Type) -> bool:

@@ -53,7 +53,7 @@ from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import MAX_NAMED, Evolved, evolved, ignored, without_columns
+from frazil.stream.evolve import MAX_NAMED, Evolved, casts, evolved, ignored, without_columns
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -99,8 +99,10 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
-    unknown: SchemaDrift = NO_DRIFT
-    """Records of this epoch that have no field of any column: their number, and names of their fields."""
+    counted: SchemaDrift = NO_DRIFT
+    """Records of this epoch that have no field of any column, and values that were cast."""
+    reported: SchemaDrift = NO_DRIFT
+    """The part of `counted` in the notices."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
     recent: Recent | None = None
@@ -124,7 +126,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
-            self._report_unknown(answers)
+            self._report_counted(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(
                 self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
@@ -207,18 +209,24 @@ class BatchRunner:
                 total.update(_merged(table, marker))
         return dict(total)
 
-    def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish a notice if more records of this epoch have no field of any column.
+    def _report_counted(self, answers: Sequence[TaskAnswer]) -> None:
+        """Publish notices about records of this epoch without any column, and about casts. Each replaces its previous
+        one.
 
-        It replaces the previous notice.
+        Casts are usual, so their notice is published again only for a new column, or for twice as many.
         """
-        found = (drift for answer in answers for drift in answer.result.drift.values())
-        drift = joined_drift([self.unknown, *(SchemaDrift(unknown=d.unknown, names=d.names) for d in found)])
-        if drift.unknown > self.unknown.unknown:
-            table, before = self.tables.main.identifier, self.unknown
-            earlier = without_columns(before.unknown, before.names, table=table) if before.unknown else ""
-            self.emit(NoticeGiven(without_columns(drift.unknown, drift.names, table=table), replaces=earlier))
-            self.unknown = drift
+        found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
+        self.counted = now = joined_drift([self.counted, *found])
+        before, table = self.reported, self.tables.main.identifier
+        if now.unknown > before.unknown:
+            self.reported = dataclasses.replace(self.reported, unknown=now.unknown, names=now.names)
+        was, total = sum(before.cast.values()), sum(now.cast.values())
+        if now.cast.keys() != before.cast.keys() or total > 2 * was:
+            self.reported = dataclasses.replace(self.reported, cast=now.cast)
+        for notice in (without_columns, casts):
+            earlier, text = notice(before, table=table), notice(self.reported, table=table)
+            if text != earlier:
+                self.emit(NoticeGiven(text, replaces=earlier))
 
     def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
         said = {notice for answer in answers for notice in answer.result.notices}
@@ -487,6 +495,7 @@ class BatchRunner:
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(drift.records for result in results for drift in result.drift.values()),
             without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
+            cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )

@@ -20,7 +20,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, TargetTable, Transform
-from frazil.ingest.formats.json.types import OF_REST
+from frazil.ingest.formats.fields import Unit, has_aliases
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.former_columns import current_name, former_columns
@@ -52,12 +52,12 @@ def stage_context(
     other_names = aliases(main.schema(), former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
     units = _units(spec, main.schema(), other_names)
-    rests = {
+    without = {
         main.schema().find_field(name).field_id
         for name, unit in units.items()
-        if unit == OF_REST and not spec.transform
+        if not spec.transform and not has_aliases(unit)
     }
-    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in rests}
+    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in without}
     changes = change_rules(spec, main.schema(), other_names)
     return StageContext(
         stream=spec.name,
@@ -133,8 +133,8 @@ def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
     return replace(found, columns=tuple(columns))
 
 
-def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
-    """Map the current names of columns to their declared time units. Leaves out dropped columns."""
+def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Unit]:
+    """Map the current names of columns to their declared units. Leaves out dropped columns."""
     if spec.transform:
         return spec.units
     found = {}

@@ -18,7 +18,7 @@ from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED, Numbers
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
 _SKIPPED = {
     "null": (op.NOTHING, 0),
@@ -119,7 +119,7 @@ class Program:
             if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
                 return self._refused(target, MISSING, "required, and the record has null")
             return self._row(op.NULL, target)
-        if (unit := self._units.get(target.field_id)) in (AS_JSON, JSON_IN_TEXT):
+        if (unit := self._units.get(target.field_id)) in (AS_JSON, AS_TEXT, JSON_IN_TEXT):
             if written.kind == "string" and (written.is_json or unit == JSON_IN_TEXT):
                 return self._row(op.TEXT, target)
             row = self._row(op.SPAN, target)

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 
 
 class _At(NamedTuple):
@@ -35,7 +35,7 @@ class JsonTexts:
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
         self._schema = schema
-        self._here = {i for i, unit in units.items() if unit in (AS_JSON, JSON_IN_TEXT, OF_REST)}
+        self._here = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
