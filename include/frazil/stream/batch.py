@@ -53,7 +53,7 @@ from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import MAX_NAMED, Evolved, casts, evolved, ignored, without_columns
+from frazil.stream.evolve import MAX_NAMED, Evolved, casts, evolved, ignored, unplaced, without_columns
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -210,20 +210,22 @@ class BatchRunner:
         return dict(total)
 
     def _report_counted(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish notices about records of this epoch without any column, and about casts. Each replaces its previous
-        one.
+        """Publish notices about records of this epoch without any column, casts, and changes without a position.
 
-        Casts are usual, so their notice is published again only for a new column, or for twice as many.
+        Each notice replaces its previous one. Those that may be usual are only renewed for twice as many, or for the
+        casts of a new column.
         """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = joined_drift([self.counted, *found])
         before, table = self.reported, self.tables.main.identifier
         if now.unknown > before.unknown:
             self.reported = dataclasses.replace(self.reported, unknown=now.unknown, names=now.names)
+        if now.unplaced > 2 * before.unplaced:
+            self.reported = dataclasses.replace(self.reported, unplaced=now.unplaced)
         was, total = sum(before.cast.values()), sum(now.cast.values())
         if now.cast.keys() != before.cast.keys() or total > 2 * was:
             self.reported = dataclasses.replace(self.reported, cast=now.cast)
-        for notice in (without_columns, casts):
+        for notice in (without_columns, casts, unplaced):
             earlier, text = notice(before, table=table), notice(self.reported, table=table)
             if text != earlier:
                 self.emit(NoticeGiven(text, replaces=earlier))

@@ -60,6 +60,18 @@ def casts(counted_so_far: SchemaDrift, *, table: str) -> str:
     return f"values of {table} were cast to the types of their columns, as `cast: lenient` allows: {named}{more}"
 
 
+def unplaced(counted_so_far: SchemaDrift, *, table: str) -> str:
+    """Return the notice about changes without a position in their source's log; empty if there are none."""
+    if not counted_so_far.unplaced:
+        return ""
+    found = counted(counted_so_far.unplaced, "change", "has|have")
+    return (
+        f"{found} no position in the log of {table}'s source, so that Kafka's order decides: frazil knows the "
+        "positions of PostgreSQL, MySQL and MariaDB. Order by a column of envelope.metadata instead, such as "
+        "source.change_lsn of SQL Server or source.scn of Oracle"
+    )
+
+
 def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:
     """Change the table as far as the stream's `evolution` allows, so that it accepts the drift.
 
