@@ -183,7 +183,7 @@ def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
 
 
 _TOKEN = re.compile(
-    r"(?<=[<,])\s*(?P<name>[^\s<>(),:\[\]\"\\.][^<>(),:\[\]\"\\.\0-\x1f]*?)\s*(?=:)"
+    r"(?<=[<,])\s*+(?P<name>[^\s<>(),:\[\]\"\\.][^<>(),:\[\]\"\\.\0-\x1f]*+)(?=:)"
     r"|\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))"
 )
 """A token of a type. The name of a struct's field may have spaces and any letters."""
