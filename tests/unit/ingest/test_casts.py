@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from frazil.errors import SpecError
+from frazil.ingest.formats.protobuf.schema import message_of
 from frazil.spec.load import validate_stream
-from tests.unit.ingest.test_json_texts import PROTO, avro, declared, decode, proto
+from tests.unit.ingest.test_json_texts import avro, declared, decode
 
 
 def loaded(value: str, column: dict[str, Any], **more: Any) -> Any:
@@ -90,7 +92,7 @@ def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
     assert [r.error for r in decoded.rejections] == ["x: a whole number (int) is needed, this is the string 'x'"]
 
 
-def test_avro_and_protobuf_values_are_cast_too() -> None:
+def test_avro_values_are_cast_too() -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -104,11 +106,35 @@ def test_avro_and_protobuf_values_are_cast_too() -> None:
     decoded = decode(records, declared(columns, form))
     assert [(row["n"], row["l"]) for row in decoded.rows.to_pylist()] == [(7, "5"), (None, "5"), (None, "5")]
     assert decoded.drift.cast == {"n": 1, "l": 3}
-    columns = {"plain": {"type": "string", "cast": "lenient"}, "maybe": {"type": "boolean", "cast": "lenient"}}
-    form = {"type": "protobuf", "schema-text": PROTO, "message": "R"}
-    decoded = decode([proto({"plain": "3", "maybe": 1}), proto({"maybe": 2})], declared(columns, form))
-    assert decoded.rows.select([*columns]).to_pylist() == [{"plain": "3", "maybe": True}]
-    assert [r.error for r in decoded.rejections] == ["maybe: true or false (boolean) is needed, this is the number 2"]
+    schema = {**schema, "fields": [{"name": "d", "type": ["null", "double"]}, {"name": "f", "type": "float"}]}
+    columns = {"d": {"type": "double", "cast": "lenient"}, "f": {"type": "float", "null-if": [0.5]}}
+    values = [{"d": float("-inf"), "f": float("inf")}, {"d": None, "f": 0.5}, {"d": 0.1, "f": 0.25}]
+    form = {"type": "avro", "schema-text": json.dumps(schema)}
+    decoded = decode([avro(value, schema) for value in values], declared(columns, form))
+    assert decoded.rows.select(["d", "f"]).to_pylist() == [values[0], {"d": None, "f": None}, values[2]]
+    assert decoded.drift.cast == {}
+
+
+def test_protobufs_numbers_are_numbers_although_its_json_mapping_writes_some_as_text() -> None:
+    text = """syntax = "proto3"; import "google/protobuf/wrappers.proto"; enum E {A = 0; B = 1;}
+    message R {double d = 1; float f = 2; google.protobuf.Int64Value w = 3; E e = 4; bool b = 5; bytes y = 6; int64 n = 7;}
+    """
+    kinds = {"d": "double", "f": "float", "w": "long", "e": "string", "b": "boolean", "y": "binary", "n": "long"}
+    form = {"type": "protobuf", "schema-text": text, "message": "R"}
+    message = GetMessageClass(message_of(text, (), "R"))(d=float("inf"), f=0.1, e=1, b=True, y=b"ab", n=2**60)
+    message.w.value = 3
+    value = message.SerializeToString()
+    (usual,) = decode([value], declared(kinds, form)).rows.to_pylist()
+    for how in ({"cast": "lenient"}, {"null-if": ["-"]}):
+        decoded = decode([value], declared({name: {"type": kind, **how} for name, kind in kinds.items()}, form))
+        assert (decoded.rows.to_pylist(), decoded.drift.cast) == ([usual], {})
+    columns = {"w": {"type": "boolean", "cast": "lenient"}, "n": {"type": "long", "null-if": [2**60], "default": 5}}
+    decoded = decode([value], declared(columns, form))
+    assert [r.error for r in decoded.rejections] == ["w: true or false (boolean) is needed, this is the number 3"]
+    message.w.value = 1
+    decoded = decode([message.SerializeToString()], declared(columns, form))
+    assert decoded.rows.select(["w", "n"]).to_pylist() == [{"w": True, "n": 5}]
+    assert decoded.drift.cast == {"w": 1}
 
 
 def test_captured_changes_have_values_that_mean_null_and_defaults() -> None:

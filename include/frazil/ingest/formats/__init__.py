@@ -62,6 +62,17 @@ def _in_frames(declared: ValueFormat, decode: Decoder) -> Decoder:
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
+def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
+    """Return a decoder that also reads schema ids from headers, for a format whose values have frames."""
+    registry = declared.registry if isinstance(declared, AvroFormat | ProtobufFormat) else None
+    if registry is None and not (isinstance(declared, JsonFormat) and declared.framing == "confluent"):
+        return decode
+    from frazil.ingest.formats.header_ids import HeaderIdDecoder  # noqa: PLC0415 - as above
+    from frazil.registry.client import shared_registry  # noqa: PLC0415 - as above
+
+    return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)
+
+
 def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.whole.decoder import WholeDecoder  # noqa: PLC0415 - as above
 
@@ -146,6 +157,7 @@ def decoder(
         made = reading_fields(of_events, schema, units, lists=lists)
     else:
         made = _in_frames(declared, reading_fields(make, schema, units, within=_unwrapped(declared), lists=lists))
+    made = _with_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
         made.withhold(hidden)
     if evolution != "off" and isinstance(made, DriftDecoder):
