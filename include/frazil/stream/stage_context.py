@@ -133,7 +133,7 @@ def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
     return replace(found, columns=tuple(columns))
 
 
-def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Unit]:
+def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
     """Map the current names of columns to their declared units. Leaves out dropped columns."""
     if spec.transform:
         return spec.units

@@ -374,11 +374,8 @@ def test_a_document_of_mongodb_is_a_dead_letter_with_its_own_remedy(
 
 def on_page(name: str, events: list[Any]) -> Decoded:
     """Decode events with a declaration of the guide on captured changes."""
-    declared = next(
-        one
-        for block in blocks(Path("docs/how-to/capture-changes.md"), "yaml")
-        if (one := yaml.safe_load(block.text)).get("name") == name
-    )
+    page = [yaml.safe_load(block.text) for block in blocks("docs/how-to/capture-changes.md") if block.kind == "yaml"]
+    (declared,) = [one for one in page if one.get("name") == name]
     spec = validate_stream(
         {**declared, "source": {"bootstrap-servers": "127.0.0.1:1", **declared["source"]}}, Path("s.yaml")
     )

@@ -226,6 +226,7 @@ class RecordReader:
             return _Said("MissingRequired", f"{name}: {MISSING}", keys)
         if unit == LISTED:
             return _Said(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _got(what))
+        unit = unit and f"time in {unit}"
         needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
         mismatch = f"{name}: {needed}{what_for} is needed, this is "
@@ -262,7 +263,7 @@ class RecordReader:
                 else:
                     keys.append(int(step))
                     kind = kind.element_type
-        return kind, unit and f"time in {unit}", keys
+        return kind, unit, keys
 
     def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
         """Return two parsers of a map's values: one that parses floats, and one that leaves them raw."""
