@@ -22,15 +22,12 @@ from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import ExistingDeadLetters
-from frazil.kafka.log_watch import find_cut
-from frazil.kafka.retention import check_no_gap, lost_ranges
-from frazil.kafka.truncation import check_not_cut
+from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.plan import BatchPolicy
+from frazil.stream.plan import BatchPolicy, Position
 from frazil.stream.planner import BatchPlanner, PlannerSettings
-from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows
 
@@ -155,8 +152,8 @@ class Writer:
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
         available = self.kafka.earliest(partitions)
         read = keep_topics(marker.offsets, self.topics)
-        cut = find_cut(self.kafka, read, marker.leader_epochs, pause=lambda: None)
-        check_not_cut(read, cut, stream=self.stream)
+        cut = find_truncations(self.kafka, read, marker.leader_epochs, pause=lambda: None)
+        check_not_truncated(read, cut, stream=self.stream)
         if not self.skips_gaps:
             check_no_gap(marker.offsets, available, stream=self.stream)
         elif lost := lost_ranges(marker.offsets, available):
@@ -186,7 +183,7 @@ class Writer:
             settings=PlannerSettings(self.stream, self.topics, policy, IDLE_S, str(folder)),
             kafka=self.kafka,
             source=marker.source,
-            position=Position.of(marker),
+            position=Position.from_marker(marker),
             clock=self.world.clock,
         )
 
@@ -212,7 +209,7 @@ class Writer:
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):
-            _, self.staged = runner.staged(stage, key, position, tasks=len(stage.plans))
+            _, self.staged = runner.stage(stage, key, position, tasks=len(stage.plans))
         self.journaled = False
         return True
 

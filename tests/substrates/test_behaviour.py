@@ -18,7 +18,7 @@ from pyiceberg.table.update import SetSnapshotRefUpdate
 
 from frazil import clock
 from frazil.aggregate.day_input import choose_input
-from frazil.aggregate.run import aggregate_day
+from frazil.aggregate.run import DayRun, aggregate_day
 from frazil.aggregate.spec import AggregationSpec
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
@@ -30,14 +30,13 @@ from frazil.commit.settle import Settled, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
-from frazil.history.objects import HistoryStore
-from frazil.history.read import read_history
+from frazil.history.objects import HistoryStore, read_history
 from frazil.history.recorder import Recorder
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance import orphan_cleanup, past
+from frazil.maintenance import orphan_cleanup, outcomes
 from frazil.maintenance.due import Action
 from frazil.maintenance.orphan_cleanup import clean_orphans
-from frazil.maintenance.outcome import Ending
+from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.signals.completion import Assessment, assess, signal_windows
@@ -372,7 +371,8 @@ def test_spark_aggregates_a_day_into_a_table_by_day(made: Made, stream_spec: Str
     for end in (10, 20):
         stream.land({0: (end - 10, end)})
         catalog = load_catalog(stream_spec.table.catalog)
-        assert aggregate_day(spark_here, catalog, spec, day=day, given=choose_input(catalog, spec, day, ())).written
+        run = DayRun(catalog, spec, day, choose_input(catalog, spec, day, ()))
+        assert aggregate_day(spark_here, run).written
         found = catalog.load_table(target)
         assert found.scan().to_arrow().to_pylist() == [{"day": day, "n": end, "sum": sum(range(end))}]
         assert [(field.name, str(field.transform)) for field in found.spec().fields] == [("day", "identity")]
@@ -413,7 +413,7 @@ class Aged:
 
     def list_files(self, folder: str) -> list[FileInfo]:
         found = self._store.list_files(folder)
-        own = f"/{past.STATE}/"
+        own = f"/{outcomes.STATE}/"
         return [
             f if own in f.path else dataclasses.replace(f, modified_ms=f.modified_ms - 5 * 24 * HOUR_MS) for f in found
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,41 +28,33 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""Maximum number of files read in parallel: one is fetched while another is sorted. Each takes 25 bytes of memory per
-row.
-"""
+"""Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
 
 DISCARDED = "discarded_at"
 """Column of a dead-letter table: when an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
+_Offsets = tuple[TopicPartition, OffsetArray, bool]
+"""A topic-partition, sorted offsets, and whether their rows are selected; False if only `topic_ids` leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selects rows by topic and, if `within` is given, by offset range.
-
-    If a record became several rows, only its first row counts; all rows of a record are committed together.
-    """
+    """Selects rows by topic and offset range. Only the first row of a record counts."""
 
     topics: Collection[str]
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
-    """If set, dead letters count only if their topic has the given id. Dead letters of an older topic with the same
-    name do not count.
-    """
+    """If set, dead letters count only if their topic has the given id, not those of an older topic of the name."""
     stream: str | None = None
-    """If set, dead letters count only if this stream rejected them; several streams may share a dead-letter table."""
+    """If set, dead letters count only if this stream rejected them."""
     discarded: bool = True
     """Whether dead letters that an operator discarded count."""
     branch: str | None = None
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns, besides the coordinates, that are needed to select rows.
-
-        Only columns of the table are returned.
-        """
+        """Return the table's columns, besides the coordinates, that are needed to select rows."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -74,23 +66,27 @@ class RowSelection:
 
 def has_coordinates(schema: Schema) -> bool:
     """Return whether a table has the columns that identify the Kafka record of each row."""
-    names = {field.name for field in schema.fields}
-    return names.issuperset(COORDINATES)
+    return {field.name for field in schema.fields}.issuperset(COORDINATES)
 
 
-def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets of the selected rows by topic-partition; empty if the branch does not exist."""
+def tally_rows(
+    table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
+) -> dict[TopicPartition, OffsetTally]:
+    """Collect the offsets of the selected rows by topic-partition; empty if the branch does not exist.
+
+    The number of rows that only `topic_ids` leaves out is added to `former`.
+    """
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    for tp, offsets in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
-        found[tp].add(offsets)
+    for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
+        if is_selected:
+            found[tp].add(offsets)
+        elif former is not None:
+            former[tp] += len(offsets)
     return dict(found)
 
 
 def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets in Parquet files that no snapshot references.
-
-    Raises FileNotFoundError if a file is missing.
-    """
+    """Collect the offsets in Parquet files that no snapshot references. Raises FileNotFoundError."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -101,7 +97,7 @@ def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) 
     return {tp: of for tp, of in found.items() if of.rows}
 
 
-def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[tuple[TopicPartition, OffsetArray]]:
+def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_Offsets]:
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
@@ -125,10 +121,10 @@ def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileS
 
 
 def _read_in_parallel(
-    read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
-) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
+    read: Callable[[FileScanTask], list[_Offsets]], tasks: Iterable[FileScanTask]
+) -> Iterator[list[_Offsets]]:
     """Read a few files at a time. PyIceberg's own reader would read all files at once."""
-    running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
+    running: deque[Future[list[_Offsets]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
             running.append(pool.submit(read, task))
@@ -138,41 +134,43 @@ def _read_in_parallel(
             yield running.popleft().result()
 
 
-def _read(
-    table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask
-) -> list[tuple[TopicPartition, OffsetArray]]:
-    """Return the sorted offsets of the selected rows in one file, by topic-partition."""
+def _read(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_Offsets]:
     # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
-        rows = batch if wanted.topic_ids is None else _keep_current_topics(batch, wanted.topic_ids)
-        rows = rows if wanted.stream is None else rows.filter(pc.equal(rows.column("stream"), wanted.stream))
+        rows = batch if wanted.stream is None else batch.filter(pc.equal(batch.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED).is_null())
-        rows = _keep_first_rows(rows) if LINE in rows.schema.names else rows
-        for tp, offsets in split_by_partition(rows.select(COORDINATES).drop_null()):
-            if tp[0] in wanted.topics:
-                pieces += [(tp, piece) for piece in clip_offsets(offsets, tp, wanted.within) if len(piece)]
+        if LINE in rows.schema.names:  # only the first row of a record counts
+            rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE), 0), 0))
+        for part, is_selected in _split_by_topic_id(rows, wanted.topic_ids):
+            for tp, offsets in split_by_partition(part.select(COORDINATES).drop_null()):
+                if tp[0] in wanted.topics:
+                    clipped = clip_offsets(offsets, tp, wanted.within)
+                    pieces += [(tp, piece, is_selected) for piece in clipped if len(piece)]
     return pieces
 
 
-def _keep_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
-    """Keep rows whose topic has the given id, and rows without a topic id."""
+def _split_by_topic_id(
+    batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
+) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Yield the rows whose topic has the given id or is unknown (True), and all others (False)."""
+    if topic_ids is None or not len(batch):
+        yield batch, True
+        return
     topics, names = _encode(batch.column("kafka_topic"))
     ids, values = _encode(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
-    return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
-
-
-def _keep_first_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.filter(pc.equal(pc.fill_null(batch.column(LINE), 0), 0))
+    is_allowed = allowed[topics, ids]
+    yield batch.filter(pa.array(is_allowed)), True
+    yield batch.filter(pa.array(~is_allowed)), False
 
 
 def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
     """Yield the sorted offsets of each topic-partition; the rows must not contain nulls.
 
-    Each row is encoded as one number for sorting, which is much faster in NumPy than sorting by several keys.
+    Each row is encoded as one number, because NumPy sorts by several keys much more slowly.
     """
     if not len(rows):
         return
@@ -181,17 +179,17 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
     offsets = rows.column("kafka_offset").to_numpy()
     each, lowest = int(partitions.max()) + 1, int(offsets.min())
     width = int(offsets.max()) - lowest + 1
-    places = topics * each + partitions
-    present = np.unique(places)
-    ranks = np.searchsorted(present, places)
+    codes = topics * each + partitions
+    present = np.unique(codes)
+    ranks = np.searchsorted(present, codes)
     if len(present) * width >= 2**63:
-        for rank, place in enumerate(present):
-            yield (str(names[place // each]), int(place % each)), np.sort(offsets[ranks == rank])
+        for rank, code in enumerate(present):
+            yield (str(names[code // each]), int(code % each)), np.sort(offsets[ranks == rank])
         return
     keys = np.sort(ranks * width + (offsets - lowest))
     ends = np.searchsorted(keys, np.arange(1, len(present) + 1) * width)
-    for rank, (place, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
-        yield (str(names[place // each]), int(place % each)), part - (rank * width - lowest)
+    for rank, (code, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
+        yield (str(names[code // each]), int(code % each)), part - (rank * width - lowest)
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:

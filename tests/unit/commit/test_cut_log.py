@@ -11,7 +11,7 @@ import pytest
 from frazil.commit.marker import Marker
 from frazil.errors import Fenced, OffsetGap
 from frazil.kafka.admin import Topics
-from frazil.kafka.truncation import LogEnd
+from frazil.kafka.logs import LogEnd
 from frazil.stream.writer import Epoch
 
 P0, P1 = ("events", 0), ("events", 1)
@@ -38,7 +38,7 @@ def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.Monkey
     epoch = Epoch(parts, goal=None, stopping=threading.Event())
 
     def go() -> Marker:
-        return epoch._after_gaps(committer, world.marker(), Topics(world.source, (P0, P1)))
+        return epoch._skip_gaps(committer, world.marker(), Topics(world.source, (P0, P1)))
 
     return epoch, go
 

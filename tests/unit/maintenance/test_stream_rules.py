@@ -27,16 +27,16 @@ from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertState, AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
+    aggregation_reading,
     flag,
     held_reading,
-    late_reading,
     runs_reading,
     stream_readings,
 )
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.status.flow import Flow, Landed
+from frazil.status.flow import CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import stream_state
 from tests.made_batches import MadeStream
@@ -55,7 +55,7 @@ def beyond(state: StreamState) -> dict[str, str]:
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
     landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
     process = WriterProcess(ProcessState.NEVER_LAUNCHED if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
-    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=Landed(**landed)), **changes)
+    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=CommitSums(**landed)), **changes)
 
 
 def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:
@@ -73,8 +73,12 @@ def landed(state: StreamState) -> tuple[int, int]:
         ({"problem": "s.yaml: latenes: is an unknown key"}, "declaration", "s.yaml: latenes: is an unknown key"),
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
         ({"alive": False}, "writer", "no writer has ever run"),
-        ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
-        ({"crashes": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
+        (
+            {"alive": None, "given_up": "it broke"},
+            "writer",
+            "its supervisor gave up: it broke. `frazil status s` shows",
+        ),
+        ({"crashes": 4, "last_words": "The last writer's error: boom."}, "restarts", "4 times in a row"),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
@@ -144,10 +148,10 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     given = partitions.make_context("partitions", command[2:]).params
     assert (given["table"], given["held"], given["reason"]) == ("demo.t", "2013-12-30T00", "why")
     day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
-    assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
+    assert of((aggregation_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
     assert (
         "demo.d is missing 2013-12-30 (complete since"
-        in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+        in aggregation_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
     )
     assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
     assert runs_reading("d", 0, 1).is_clear
@@ -215,7 +219,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
     foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
     assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
-    assert foreground.last_words == "The last one said: OffsetGap: records are gone."
+    assert foreground.last_words == "The last writer's error: OffsetGap: records are gone."
 
 
 def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_it(
@@ -249,7 +253,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
     fired = (
         "stream made produces 12 TypeMismatch dead letters a minute, more than 10: 60 in 5 minutes, 60.0 % of the "
         "records that it committed, such as made[0]@7, made[0]@8, made[0]@9. `frazil dlq show made --reason "
-        "TypeMismatch` shows what they are"
+        "TypeMismatch` shows them"
     )
     over = "stream made: the alert dead-letters:TypeMismatch is over: 0 in 5 minutes, 0.0 % of the records"
     assert reported == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]
@@ -345,7 +349,7 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     def refuse(*_: object) -> None:
         raise OSError("the catalog is out of reach")
 
-    monkeypatch.setattr("frazil.status.stream.load_stream_table", refuse)
+    monkeypatch.setattr("frazil.status.table.load_stream_table", refuse)
     monkeypatch.setattr(LocalLauncher, "observe", refuse)
     seen = stream_readings(observe(spec, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
     step = step_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)

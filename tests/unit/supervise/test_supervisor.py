@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.clock import now_ms
-from frazil.history.read import read_history
+from frazil.history.objects import read_history
 from frazil.history.supervision import RETRY_INTERVAL_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
@@ -106,7 +106,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired = open_desired(spec)
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
-    supervisor._program.launched()
+    supervisor._program.on_launch()
     bench.until(supervisor, WriterAction.STOP, Cause.PAUSED)
     held = bench.until(supervisor, WriterAction.HOLD, Cause.PAUSED)
     assert "paused by ana" in held.decision.reason
