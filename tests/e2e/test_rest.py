@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
@@ -17,6 +18,8 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from tests.in_process_engine import InProcessEngine
+from tests.messy import events
+from tests.pages import blocks
 
 OLD = "schema: {id: long not null, at: timestamptz not null, note: string}"
 NEW = OLD.replace("string}", "string, raw: {type: string, as: json}, other: string}\nrest: other")
@@ -144,3 +147,27 @@ def test_records_without_any_column_are_a_notice_until_their_wrapping_is_declare
     stream.catch_up()
     unwrapped = stream.table().scan(row_filter="ident is not null").to_arrow().to_pylist()
     assert [(row["ident"], row["note"]) for row in unwrapped] == [(7, "a")]
+
+
+def test_a_messy_topic_becomes_a_clean_table_and_what_was_cast_is_counted(stream: Any) -> None:
+    (block,) = [one for one in blocks("docs/how-to/keep-fields-that-vary.md") if "cast: lenient" in one.text]
+    declared = yaml.safe_load(block.text)
+    source = {**declared["source"], "topics": [stream.topic], "bootstrap-servers": stream.bootstrap}
+    declared |= {"name": stream.name, "source": source, "dead-letters": {"circuit": "off"}}
+    path = stream.streams / f"{stream.name}.yaml"
+    usual = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**declared, "table": usual["table"]}))
+    drawn = [*events(300)]
+    stream.produce([event.value for event in drawn])
+    stream.catch_up()
+    columns = [*declared["schema"]]
+    found = stream.table().scan().to_arrow().select(columns).to_pylist()
+    wanted = [event.row for event in drawn if event.row is not None]
+    assert sorted(found, key=lambda row: int(row["id"])) == wanted
+    summary = stream.table().current_snapshot().summary
+    assert summary["frazil.cast"] == str(sum(event.casts for event in drawn))
+    assert summary["frazil.rejected"] == str(len(drawn) - len(wanted))
+    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    assert heartbeat is not None
+    (notice,) = [text for text in heartbeat.notices if "were cast to the types" in text]
+    assert "id " in notice

@@ -217,7 +217,7 @@ def hold_json(block: Block, *_: Any) -> None:
         demo = json.loads(Path(f"include/expectations/{declared['name']}.json").read_text())["expectations"]
         known = {(each["type"], each["kwargs"].get("column")) for each in demo}
         assert {(each["type"], each["kwargs"]["column"]) for each in declared["expectations"]} <= known
-    else:
+    elif block.page != "docs/how-to/keep-fields-that-vary.md":  # a record, which test_messy.py decodes
         assert {"conn_type", "host", "extra"} >= set(declared), "a connection of Airflow"
 
 

@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import NAMED_FIELDS
+from frazil.spec.readings import NAMED_FIELDS
 from frazil.spec.units import counted
 from frazil.table.made_tables import load_route_tables
 from frazil.table.renamed import ColumnChanges, change_columns, check_changes, layout_field_ids

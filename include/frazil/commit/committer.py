@@ -275,6 +275,7 @@ class Committer:
             "frazil.future": journal.future,
             "frazil.with-ignored-fields": journal.with_ignored,
             "frazil.without-columns": journal.without_columns,
+            "frazil.cast": journal.cast,
             "frazil.other-events": journal.other_events,
         }
         return {

@@ -69,6 +69,8 @@ class Journal:
     """Number of records with fields that did not become columns. Counted only if the table may evolve."""
     without_columns: int = 0
     """Number of records that have no field of any column."""
+    cast: int = 0
+    """Number of values that lenient casts converted."""
     other_events: int = 0
     """Number of events that change no row; see `StageResult.other_events`."""
     reasons: Reasons = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Journal:
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
                 **({"without-columns": self.without_columns} if self.without_columns else {}),
+                **({"cast": self.cast} if self.cast else {}),
                 **({"other-events": self.other_events} if self.other_events else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
@@ -162,6 +165,7 @@ class Journal:
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
             without_columns=raw.get("without-columns", 0),
+            cast=raw.get("cast", 0),
             other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )

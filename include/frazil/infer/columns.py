@@ -22,6 +22,8 @@ MAX_ODD_CHARACTERS = 40
 """Maximum number of characters shown of an odd text: a text that does not fit the type of the other texts."""
 MAX_REMARKS = 3
 """Maximum number of remarks listed for one column."""
+MIN_SHARE_OF_OTHERS = 10
+"""If more than one of this many values has another type than most, no column of one type is proposed."""
 NEAR_S = 400 * 86_400.0
 """A number this close (s) to Kafka's timestamps counts as a time, whatever the field's name."""
 
@@ -41,6 +43,8 @@ class Column:
     type: str | None
     required: bool = False
     unit: str | None = None
+    as_json: bool = False
+    """Whether the column keeps values of several types, as their JSON text."""
     remark: str = ""
     distinct: int | None = None
     """Number of distinct values in the sample; None if it is too large, unknown or irrelevant."""
@@ -84,7 +88,8 @@ def column_problem(name: str, before: Mapping[str, str]) -> str:
 
 def _column(name: str, observed: Observed, sampled: int, middle_s: float | None) -> Column:
     unit = _unit(name, observed, middle_s)
-    kind = "timestamptz" if unit else _type(observed)
+    of_one_type = "timestamptz" if unit else _type(observed)
+    kind = of_one_type or "string"
     is_time = kind in {"timestamptz", "timestamp"}
     is_of_interest = 0 < len(observed.distinct) < MAX_DISTINCT and not is_time and not observed.others
     remarks = []
@@ -100,10 +105,11 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     return Column(
         name,
         kind,
-        required=not absent and not observed.others and sampled >= REQUIRED_FROM,
+        required=not absent and (not observed.others or of_one_type is None) and sampled >= REQUIRED_FROM,
         unit=unit,
+        as_json=of_one_type is None,
         remark="; ".join(remarks),
-        distinct=len(observed.distinct) if is_of_interest else None,
+        distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
         is_time=is_time,
         near_s=_distance_s(observed, unit, middle_s) if is_time else float("inf"),
     )
@@ -129,7 +135,9 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
     elif observed.kind == "object":
         if not observed.fields:
             yield f"{where}only empty objects were seen"
-        is_struct = _object_type(observed).startswith("struct")  # a map's keys are data, so their types are not listed
+        is_struct = (_object_type(observed) or "").startswith(
+            "struct"
+        )  # a map's keys are data, so their types are not listed
         for name, field in observed.fields.items() if is_struct else ():
             if not column_problem(name, {}):
                 yield from _guessed(field, f"{path}.{name}" if path else name)
@@ -158,7 +166,10 @@ def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) ->
     return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
 
 
-def _type(observed: Observed) -> str:
+def _type(observed: Observed) -> str | None:
+    """Return the type of a field's values; None if too many of them would not fit any type."""
+    if observed.others * MIN_SHARE_OF_OTHERS > observed.present:
+        return None
     simple = {"boolean": "boolean", "float": "double"}
     match observed.kind:
         case "int":
@@ -166,7 +177,8 @@ def _type(observed: Observed) -> str:
         case "object":
             return _object_type(observed)
         case "array":
-            return f"list<{_type(observed.elements or Observed())}>"
+            element = _type(observed.elements or Observed())
+            return None if element is None else f"list<{element}>"
         case "text":
             return _text_type(observed)
         case kind:
@@ -186,16 +198,19 @@ def _text_type(observed: Observed) -> str:
     return observed.shape or "string"
 
 
-def _object_type(observed: Observed) -> str:
+def _object_type(observed: Observed) -> str | None:
     types = {name: _type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
     inner = [name for name in types if not column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
     many = len(observed.fields) >= MAP_FROM and a_record <= len(observed.fields) / 4
+    if many and None in kinds:
+        return None
     if len(kinds) == 1 and (many or not inner):
-        return f"map<string, {kinds.pop()}>"
+        fails = any(field.others or field.odd_texts for field in observed.fields.values())
+        return None if fails or (kind := kinds.pop()) is None else f"map<string, {kind}>"
     distinct = set({name.lower(): name for name in reversed(inner)}.values())
-    plain = [name for name in inner if name in distinct and re.fullmatch(r"[A-Za-z_]\w*", name)]
+    plain = [name for name in inner if name in distinct and types[name] and re.fullmatch(r"[A-Za-z_]\w*", name)]
     if not plain:
-        return "map<string, string>"
+        return "map<string, string>" if not observed.fields else None
     return f"struct<{', '.join(f'{name}: {types[name]}' for name in plain)}>"

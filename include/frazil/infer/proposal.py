@@ -25,7 +25,7 @@ from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
 from frazil.spec import iceberg
-from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, JsonFormat, plain_format
+from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, JsonFormat, plain_format
 from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
@@ -134,6 +134,8 @@ def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> 
     columns = columns_of(observe(encoding.records), timestamps_ms=stamps)
     if written is not None and written.type == "JSON":
         columns = json_columns(written.schemas, columns)
+    if isinstance(encoding.format, CsvFormat):  # its fields are texts already
+        columns = tuple(replace(column, as_json=False) for column in columns)
     if any(column.type for column in columns):
         return columns
     return (*columns, Column("value", "string", remark="no field of the records can be a column"))
@@ -238,9 +240,10 @@ def _column_line(column: Column) -> str:
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
     declared = f"{column.type}{' not null' if column.required else ''}"
-    if column.unit:
+    if column.unit or column.as_json:
         required = ", required: true" if column.required else ""
-        declared = f"{{type: {column.type}{required}, unit: {column.unit}}}"
+        form = "as: json" if column.as_json else f"unit: {column.unit}"
+        declared = f"{{type: {column.type}{required}, {form}}}"
     elif not re.fullmatch(r"[\w ]+", declared):
         declared = _quoted(declared)
     return f"  {name}: {declared}" + (f"    # {column.remark}" if column.remark else "")

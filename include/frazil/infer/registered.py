@@ -257,6 +257,8 @@ class _JsonSchema:
                 return {"integer": "long", "number": "double", "boolean": "boolean"}[kinds], False
             case "array":
                 items = node.get("items")
+                if isinstance(items, list) or "prefixItems" in node:
+                    return MIXED, False  # a tuple: each element has a type of its own
                 return ListOf(self._type(items, document, depth + 1)[0] if isinstance(items, dict) else None), False
         if kinds == "object" or "properties" in node or "allOf" in node:
             properties = self._properties(node, document, depth=depth)

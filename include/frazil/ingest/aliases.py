@@ -13,15 +13,16 @@ from pyiceberg.types import NestedField
 from frazil.ingest.changes import KEPT, with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder
+from frazil.ingest.formats.fields import Unit, without_default
 
 FIRST_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
-Make = Callable[[Schema, Mapping[int, str]], Decoder]
-"""Makes a decoder for a schema. The mapping goes from a column's field id to its time unit."""
+Make = Callable[[Schema, Mapping[int, Unit]], Decoder]
+"""Makes a decoder for a schema. The mapping goes from a column's field id to how its values arrive."""
 
 
-def aliased(make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, int]) -> Decoder:
+def aliased(make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]) -> Decoder:
     """Return a decoder that also fills columns from alias fields.
 
     `aliases` maps the name of a record's field to the field id of the column that it fills.
@@ -37,7 +38,7 @@ class AliasedDecoder:
     """
 
     def __init__(
-        self, make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, NestedField]
+        self, make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
     ) -> None:
         filled = {column.field_id for column in aliases.values()}
         extra = [
@@ -45,10 +46,14 @@ class AliasedDecoder:
             for n, (name, column) in enumerate(aliases.items())
         ]
         own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
+        last = {column.field_id: one.field_id for one, column in zip(extra, aliases.values(), strict=True)}
+        of_own = {i: without_default(unit) if i in last else unit for i, unit in units.items()}
         of_extra = {
-            e.field_id: units[c.field_id] for e, c in zip(extra, aliases.values(), strict=True) if c.field_id in units
+            one.field_id: units[i] if one.field_id == last[i] else without_default(units[i])
+            for one, i in zip(extra, (column.field_id for column in aliases.values()), strict=True)
+            if i in units
         }
-        self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**units, **of_extra})
+        self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._filled = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}

@@ -197,8 +197,8 @@ class StageContext:
     targets: Mapping[Target, TargetTable]
     """Map a target to the table to write files for."""
     topic_ids: Mapping[str, str]
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Map a column's full name to the unit of its values in records; see `frazil.ingest.formats.json.types.Units`."""
+    units: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
+    """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
     max_future_us: int = 600_000_000
@@ -271,6 +271,16 @@ class StageContext:
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` for the records to read; empty for a backfill's files, where keys and headers are columns."""
         return self.beside_value if self.as_in_kafka else {}
+
+    @property
+    def forms(self) -> Mapping[str, str | Mapping[str, Any]]:
+        """`units` for the records to read. In lines of a backfill's files, fields have the columns' names."""
+        if self.as_in_kafka:
+            return self.units
+        return {
+            name: unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "from"}
+            for name, unit in self.units.items()
+        }
 
     @property
     def as_in_kafka(self) -> bool:

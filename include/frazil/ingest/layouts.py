@@ -18,11 +18,11 @@ from pyiceberg.schema import Schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.decode import Decoded, Decoder
-from frazil.ingest.formats.json.types import OF_REST
+from frazil.ingest.formats.fields import has_aliases
 from frazil.ingest.opened import filled_schema, open_decoder
 from frazil.ingest.routed_writers import other_names
 from frazil.spec.formats import envelope_of, format_of
-from frazil.spec.rules import NAMED_FIELDS
+from frazil.spec.readings import NAMED_FIELDS
 
 FIRST_PASS: Target = ".first-pass"
 """The target of chunks that are decoded only to find the tables of their records."""
@@ -78,7 +78,7 @@ def context_of(context: StageContext, target: Target) -> StageContext:
         sensitive["fields"] = dict(moved)
     found = zip(own_names(context.units), context.units.values(), strict=True)
     units = {name: unit for name, unit in found if name in columns}
-    aliases = {name: column for name, column in called.items() if units.get(column) != OF_REST}
+    aliases = {name: column for name, column in called.items() if has_aliases(units.get(column))}
     return dataclasses.replace(
         context,
         targets={**context.targets, "main": own},

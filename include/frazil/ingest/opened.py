@@ -49,7 +49,7 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
         from frazil.ingest.transform import transforming  # noqa: PLC0415 - DuckDB, only where a transform is declared
 
         return transforming(context, record_schema(schema, context.coordinates))
-    units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
+    units = {schema.find_field(name).field_id: unit for name, unit in context.forms.items()}
     hidden = withheld_paths(context, schema)
     make = partial(decoder, context.record_format, evolution=context.evolution, hidden=hidden)
     return aliased(make, filled_schema(context, schema), units, context.aliases)

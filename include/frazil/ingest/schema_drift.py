@@ -6,6 +6,7 @@ does not matter, because `merged` is associative, commutative and idempotent: th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -107,6 +108,10 @@ class SchemaDrift:
     """Number of records in which no field fills a column. Also counted if the table must not evolve."""
     names: tuple[str, ...] = ()
     """Some field names of the `unknown` records, sorted."""
+    cast: Mapping[str, int] = field(default_factory=dict)
+    """The number of values that a lenient cast converted, by column."""
+    unplaced: int = 0
+    """Number of changes without the position that orders them."""
 
     def within(self, parts: Sequence[Within]) -> SchemaDrift:
         """Return the drift inside these structs. Each path becomes relative to its struct."""
@@ -121,10 +126,14 @@ class SchemaDrift:
             SchemaDrift(wider={path: kind}) for path, kind in wider
         ]
         here = SchemaDrift(optional=optional, records=self.records if new else 0)
-        return joined_drift([here, SchemaDrift(unknown=self.unknown, names=self.names), *each])
+        return joined_drift([here, self.without_changes(), *each])
+
+    def without_changes(self) -> SchemaDrift:
+        """Return only what is counted: unknown records, casts and changes without a position."""
+        return SchemaDrift(unknown=self.unknown, names=self.names, cast=self.cast, unplaced=self.unplaced)
 
     def __bool__(self) -> bool:
-        return bool(self.is_change or self.unknown)
+        return bool(self.is_change or self.unknown or self.cast or self.unplaced)
 
     @property
     def is_change(self) -> bool:
@@ -138,6 +147,8 @@ class SchemaDrift:
             "optional": sorted(self.optional),
             "records": self.records,
             **({"unknown": self.unknown, "names": self.names} if self.unknown else {}),
+            **({"cast": dict(self.cast)} if self.cast else {}),
+            **({"unplaced": self.unplaced} if self.unplaced else {}),
         }
 
     @classmethod
@@ -149,6 +160,8 @@ class SchemaDrift:
             value["records"],
             value.get("unknown", 0),
             tuple(value.get("names", ())),
+            value.get("cast", {}),
+            value.get("unplaced", 0),
         )
 
 
@@ -164,9 +177,12 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
     new: dict[Path, FoundType] = {}
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
-    records = unknown = 0
+    records = unknown = unplaced = 0
     names: set[str] = set()
+    cast: Counter[str] = Counter()
     for part in parts:
+        cast.update(part.cast)
+        unplaced += part.unplaced
         unknown += part.unknown
         names.update(part.names)
         for path, found_type in part.new.items():
@@ -177,7 +193,7 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
         records += part.records
     if len(new) > MAX_NEW_FIELDS:
         new = {path: new[path] for path in nsmallest(MAX_NEW_FIELDS, new)}
-    return SchemaDrift(new, wider, frozenset(optional), records, unknown, some_names(names))
+    return SchemaDrift(new, wider, frozenset(optional), records, unknown, some_names(names), dict(cast), unplaced)
 
 
 def some_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, line_numbers, whole_records
 from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter, wrapped
+from frazil.ingest.formats.fields import Unit, record_path, unit_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
@@ -67,7 +68,7 @@ class Shaper:
         self._event_time = context.event_time_column
         self._within = context.event_times_us
         self._quote: Quoter = (lambda _, __: None) if self._transforms else quoter(context.record_format)
-        self._units = context.units
+        self._units = context.forms
         self.drift = SchemaDrift()
         """Schema drift of all records so far."""
 
@@ -144,13 +145,13 @@ class Shaper:
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
-def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
+def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:
     """Return the error text for a date or time out of range. It quotes the value as sent if `record` is given.
 
-    `units` maps a column whose values arrive as numbers to their unit.
+    `units` maps a column's full name to how its values arrive.
     """
-    words = None if record is None else quote(record, moment.path)
-    unit = units.get(".".join(moment.path))
+    words = None if record is None else quote(record, record_path(moment.path, units))
+    unit = unit_of(units.get(".".join(moment.path)))
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
@@ -194,7 +195,7 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)
-    units = {key.find_field(name).field_id: unit for name, unit in context.units.items() if name in key.column_names}
+    units = {key.find_field(name).field_id: unit for name, unit in context.forms.items() if name in key.column_names}
     of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
     make = partial(decoder, wrapped(context.record_format))
     return KeyFields(lambda columns, units: aliased(make, columns, units, of_key), key, units)
@@ -203,7 +204,7 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
 class KeyFields:
     """Decodes record keys, passed as the values of a chunk, to rows of the key columns."""
 
-    def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
+    def __init__(self, make: Make, key: Schema, units: Mapping[int, Unit]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
         inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
         # With a column of this name, keys with and without a schema look the same.

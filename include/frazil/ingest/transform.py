@@ -48,7 +48,7 @@ def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
     """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
-    units = {records.find_field(name).field_id: unit for name, unit in context.units.items()}
+    units = {records.find_field(name).field_id: unit for name, unit in context.forms.items()}
     filled = value_schema(records, context.beside)
     return TransformedDecoder(
         decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
+from uuid import UUID
 
 import requests
 
@@ -97,6 +99,8 @@ class SchemaRegistry:
             self._session.auth = (resolve(declared.username, environment), password)
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
+        self._guids: dict[bytes, int] = {}
+        """The ids that stand for GUIDs in this process. They are negative, which no id of a registry is."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
         """The fetched references, with which a retry after a timeout continues."""
         self._lock = Lock()
@@ -121,6 +125,12 @@ class SchemaRegistry:
         if isinstance(found, UnknownSchema):
             raise UnknownSchema(*found.args)
         return found
+
+    def id_of(self, guid: bytes) -> int:
+        """Return an id with which `get` returns the schema of a GUID."""
+        with self._lock:
+            # Unpredictable, so that no writer can frame a record with it.
+            return self._guids.setdefault(guid, -1 - secrets.randbits(31))
 
     def newest(self, subject: str) -> SchemaText | None:
         """Return the newest version of a subject, fetched at each call; None if the subject does not exist.
@@ -153,11 +163,12 @@ class SchemaRegistry:
             return error
 
     def _fetch_schema(self, schema_id: int) -> SchemaText:
-        if schema_id <= 0:
+        guid = next((str(UUID(bytes=guid)) for guid, known in self._guids.items() if known == schema_id), None)
+        if schema_id <= 0 and guid is None:
             raise UnknownSchema(f"{schema_id} is not a schema id")
-        answer = self._fetch(f"/schemas/ids/{schema_id}")
+        answer = self._fetch(f"/schemas/guids/{guid}" if guid else f"/schemas/ids/{schema_id}")
         if answer is None:
-            raise UnknownSchema(f"the registry has no schema with id {schema_id}")
+            raise UnknownSchema(f"the registry has no schema with {f'GUID {guid}' if guid else f'id {schema_id}'}")
         return self._parse_schema(answer)
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:

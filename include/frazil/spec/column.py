@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from frazil.spec.event_time import TimeUnit
+from frazil.spec.paths import FieldPath, parse_path
 from frazil.spec.types import parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, YamlForm
 
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
+
+
+READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
+"""Optional attributes of a column that describe how it is read from records."""
 
 
 class Column(Model):
@@ -39,6 +44,60 @@ class Column(Model):
         description="For `string`. `json`: the column keeps any value, as its JSON text. For strings within a nested "
         "column, a mapping: `{detail: json}`, `{element: json}`.",
     )
+
+    from_: str | None = Field(
+        default=None,
+        alias="from",
+        min_length=1,
+        description="The field of a record that fills the column, if its name differs: `userId`, `payload.user.id`, "
+        r"`items[0].sku`. Write `\.` for a dot within a name.",
+    )
+
+    cast: Literal["strict", "lenient"] | None = Field(
+        default=None,
+        description='`lenient`: values of other forms are converted, and counted: `"7"` and `7.0` for an `int`, '
+        '`"true"` and `1` for a `boolean`, `7` for a `string`. By default as `cast` of the stream.',
+    )
+    rounding: Literal["half-even", "half-up", "down"] | None = Field(
+        default=None,
+        description="For a `decimal` with `cast: lenient`: how numbers with more digits are rounded. By default such a "
+        "record is a dead letter.",
+    )
+    null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = Field(
+        default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
+    )
+    default: bool | int | float | str | None = Field(
+        default=None,
+        description="The column's value if the field is missing or null, as a record would have it.",
+    )
+
+    @field_validator("from_")
+    @classmethod
+    def _whole_path(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_path(value)
+        return value
+
+    @property
+    def path(self) -> FieldPath:
+        """The path of the field that fills the column."""
+        return (self.name,) if self.from_ is None else parse_path(self.from_)
+
+    def reading(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
+        """How the column is read from records, beyond its type and unit; empty if by these alone.
+
+        `cast` is that of the stream.
+        """
+        found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
+        if (self.cast or cast) == "lenient" and "<" not in self.type:
+            found["cast"] = "lenient"
+        if self.rounding:
+            found["rounding"] = self.rounding
+        if self.null_if:
+            found["null-if"] = [*self.null_if]
+        if self.default is not None:
+            found["default"] = self.default
+        return found
 
     @field_validator("as_")
     @classmethod

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from frazil.errors import SpecError
+from frazil.spec.paths import parse_names
 from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
 
 
@@ -117,7 +118,7 @@ class JsonFormat(Model):
         default=None,
         min_length=1,
         description="The field whose object has the columns, `payload` for Kafka Connect's `{schema, payload}`; "
-        "`outer.inner` for a field within a field.",
+        "`outer.inner` for a field within a field. Write `\\.` for a dot within a name.",
     )
     registry: Registry | None = Field(
         default=None,
@@ -131,8 +132,8 @@ class JsonFormat(Model):
     @field_validator("unwrap")
     @classmethod
     def _whole_names(cls, value: str | None) -> str | None:
-        if value is not None and not all(value.split(".")):
-            raise ValueError("has a name with an empty part; write field, or outer.inner")
+        if value is not None:
+            parse_names(value)
         return value
 
     @model_validator(mode="after")

@@ -31,9 +31,10 @@ _FITS = {
     "hour": _TIMES,
 }
 _TERM = re.compile(
-    r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()]+)\s*(?P<close>\))?"
+    r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )
-_SORT_TAIL = re.compile(r"(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE)
+_PART = re.compile(r"\b(?:asc|desc|nulls)$", re.IGNORECASE)
+"""Pattern of a term that ends with part of a direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def parse_term(text: str) -> Term:
         close = get_close_matches(name, TRANSFORMS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"has {name!r}, which is not an Iceberg transform{hint} (allowed: {ALLOWED})")
-    return Term(name, match["column"], _width(name, match["width"]))
+    return Term(name, match["column"].rstrip(), _width(name, match["width"]))
 
 
 def parse_sort_term(text: str) -> SortTerm:
@@ -91,14 +92,19 @@ def parse_sort_term(text: str) -> SortTerm:
 
     Raises ValueError with the allowed forms.
     """
-    stripped = text.strip()
-    head = re.match(r"\w+\s*\([^)]*\)|\S+", stripped)
-    tail = _SORT_TAIL.fullmatch(stripped[head.end() :].rstrip()) if head else None
-    if head is None or tail is None:
+    head = text.strip()
+    direction: Literal["asc", "desc"] = "asc"
+    nulls: Literal["first", "last"] | None = None
+    words = head.rsplit(None, 2)
+    if len(words) > 1 and words[-2].lower() == "nulls" and words[-1].lower() in {"first", "last"}:
+        head, nulls = " ".join(words[:-2]), "first" if words[-1].lower() == "first" else "last"
+    words = head.rsplit(None, 1)
+    if words and words[-1].lower() in {"asc", "desc"}:
+        head, direction = " ".join(words[:-1]), "asc" if words[-1].lower() == "asc" else "desc"
+    if not head or _PART.search(head):
         raise ValueError("is not a sort term; write a column or transform, then asc or desc, then nulls first or last")
-    ascending = (tail["direction"] or "asc").lower() == "asc"
-    nulls_first = tail["nulls"].lower() == "first" if tail["nulls"] else ascending
-    return SortTerm(parse_term(head[0]), "asc" if ascending else "desc", "first" if nulls_first else "last")
+    by_default: Literal["first", "last"] = "first" if direction == "asc" else "last"
+    return SortTerm(parse_term(head), direction, nulls or by_default)
 
 
 def fits(transform: str, source: Type) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import Column, columns_of
+from frazil.spec.column import READING_KEYS, Column, columns_of
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.event_time import EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
@@ -185,6 +185,10 @@ class StreamSpec(Model):
         min_length=1,
         description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
     )
+    cast: Literal["strict", "lenient"] = Field(
+        default="strict",
+        description="`lenient`: for all columns of single values, as `cast` of a column.",
+    )
     transform: str | None = Field(
         default=None,
         min_length=1,
@@ -342,7 +346,7 @@ class StreamSpec(Model):
         columns = {
             index: unset
             for index, column in enumerate(self.columns)
-            if (unset := {key for key in ("unit", "as_") if getattr(column, key) is None})
+            if (unset := {key for key in READING_KEYS if not getattr(column, key) and getattr(column, key) != 0})
         }
         dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
@@ -351,6 +355,7 @@ class StreamSpec(Model):
         nested["commit"] = commit
         nested["route"] = {"complete"} if self.route else None
         unused = {"maintenance", "application", "description", "owner"}
+        unused |= {"cast"} if self.cast == "strict" else set()
         unused |= {"evolution"} if self.evolution.mode == "off" else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
         unused |= {key for key in ("sensitive", "route", "dedupe", "rest", "transform") if getattr(self, key) is None}
@@ -367,17 +372,22 @@ class StreamSpec(Model):
         return self.transform is not None and "unnest" in self.transform.lower()
 
     @property
-    def units(self) -> dict[str, str]:
+    def units(self) -> dict[str, str | dict[str, Any]]:
         """How records store the values of columns, by the column's full name, if the type alone does not determine it.
 
         The value is the unit of times that arrive as numbers, `json` for strings that store values as JSON text, or
-        `rest` for the column with all other fields.
+        `rest` for the column with all other fields. If a column is read in another way than by its name and type, the
+        value is a mapping: see `frazil.ingest.formats.fields.Reading`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         of_rest = {} if self.rest is None else {self.rest: "rest"}
-        return as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
+        units = as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
+        filled = [c for c in self.record_columns if c.name not in self.beside_value and c.name != self.rest]
+        readings = {column.name: reading for column in filled if (reading := column.reading(self.cast))}
+        with_unit = {name: {"unit": units[name]} if name in units else {} for name in readings}
+        return units | {name: with_unit[name] | reading for name, reading in readings.items()}
 
     @property
     def has_lines(self) -> bool:

@@ -43,6 +43,7 @@ _MEANINGS = {
     "missing": "is missing",
     "string_type": "is not text",
     "int_type": "is not an integer",
+    "float_type": "is not a number",
     "int_parsing": "is not an integer",
     "int_parsing_size": "is too large",
     "int_from_float": "is not an integer",

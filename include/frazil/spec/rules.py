@@ -7,19 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import dedupe, layout_rules, property_rules, refused, route, sensitive, upsert
+from frazil.spec import dedupe, layout_rules, property_rules, readings, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
+from frazil.spec.readings import NAMED_FIELDS
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE, Map, parse_type, places_of, type_at
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
-
-NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
-"""Formats whose records have field names, so that a record shows which fields it has beyond the schema."""
 
 
 def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
@@ -348,6 +346,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_beside_value, ("schema", "source.schema", "source.key", "source.headers")),
     (_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
     (_csv, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (readings.problems, ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform")),
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
     (

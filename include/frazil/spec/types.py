@@ -182,7 +182,11 @@ def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
     return found
 
 
-_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))")
+_TOKEN = re.compile(
+    r"(?<=[<,])\s*+(?P<name>[^\s<>(),:\[\]\"\\.][^<>(),:\[\]\"\\.\0-\x1f]*+)(?=:)"
+    r"|\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))"
+)
+"""A token of a type. The name of a struct's field may have spaces and any letters."""
 
 
 def parse_type(text: str) -> Type:
@@ -270,7 +274,7 @@ class _Reader:
         return Struct(tuple(fields))
 
     def _field(self) -> Field:
-        name = self._next("a field's name")
+        name = self._next("a field's name", any_name=True)
         self._take(":")
         field_type = self.type()
         required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == [
@@ -324,9 +328,10 @@ class _Reader:
     def _peek(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def _next(self, wanted: str) -> str:
+    def _next(self, wanted: str, *, any_name: bool = False) -> str:
         token = self._peek()
-        if token is None or not (token[0].isalpha() or token[0] == "_"):
+        is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
+        if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
             raise ValueError(f"has {token!r} where {wanted} should be; allowed: {ALLOWED}" if token else self._short())
         self._position += 1
         return token

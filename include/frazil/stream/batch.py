@@ -55,9 +55,11 @@ from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import (
     MAX_NAMED,
     EvolutionResult,
+    casts_notice,
     evolve_table,
     ignored_fields_notice,
     unmatched_records_notice,
+    unplaced_changes_notice,
 )
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import retry_during_outage
@@ -102,8 +104,10 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
-    unknown: SchemaDrift = NO_DRIFT
-    """Records of this epoch that have no field of any column: their number, and names of their fields."""
+    counted: SchemaDrift = NO_DRIFT
+    """Records of this epoch that have no field of any column, and values that were cast."""
+    reported: SchemaDrift = NO_DRIFT
+    """The part of `counted` in the notices."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
     recent: Recent | None = None
@@ -123,7 +127,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._stage_through_outages(stage, key, end, tasks=tasks)
-            self._report_unknown(answers)
+            self._report_counted(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(
                 self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
@@ -197,16 +201,26 @@ class BatchRunner:
                 total.update(_merge_counts(table, marker))
         return dict(total)
 
-    def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
-        """Replace the notice about records that have no field of any column, if this epoch has more of them."""
-        found = (drift for answer in answers for drift in answer.result.drift.values())
-        drift = joined_drift([self.unknown, *(SchemaDrift(unknown=d.unknown, names=d.names) for d in found)])
-        if drift.unknown > self.unknown.unknown:
-            table, before = self.tables.main.identifier, self.unknown
-            earlier = unmatched_records_notice(before.unknown, before.names, table=table) if before.unknown else ""
-            notice = unmatched_records_notice(drift.unknown, drift.names, table=table)
-            self.emit(NoticeGiven(notice, replaces=earlier))
-            self.unknown = drift
+    def _report_counted(self, answers: Sequence[TaskAnswer]) -> None:
+        """Publish notices about records of this epoch without any column, casts, and changes without a position.
+
+        Each notice replaces its previous one. Those that may be usual are only renewed for twice as many, or for the
+        casts of a new column.
+        """
+        found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
+        self.counted = now = joined_drift([self.counted, *found])
+        before, table = self.reported, self.tables.main.identifier
+        if now.unknown > before.unknown:
+            self.reported = dataclasses.replace(self.reported, unknown=now.unknown, names=now.names)
+        if now.unplaced > 2 * before.unplaced:
+            self.reported = dataclasses.replace(self.reported, unplaced=now.unplaced)
+        was, total = sum(before.cast.values()), sum(now.cast.values())
+        if now.cast.keys() != before.cast.keys() or total > 2 * was:
+            self.reported = dataclasses.replace(self.reported, cast=now.cast)
+        for notice in (unmatched_records_notice, casts_notice, unplaced_changes_notice):
+            earlier, text = notice(before, table=table), notice(self.reported, table=table)
+            if text != earlier:
+                self.emit(NoticeGiven(text, replaces=earlier))
 
     def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
         notices = {notice for answer in answers for notice in answer.result.notices}
@@ -425,6 +439,7 @@ class BatchRunner:
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(drift.records for result in results for drift in result.drift.values()),
             without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
+            cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )

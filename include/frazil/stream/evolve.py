@@ -36,14 +36,40 @@ def ignored_fields_notice(refused: Sequence[Refusal], *, table: str) -> str:
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
-def unmatched_records_notice(records: int, names: Sequence[str], *, table: str) -> str:
-    """Return the notice about records that have no field of any column."""
+def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
+    """Return the notice about records that have no field of any column; empty if there are none."""
+    if not counted_so_far.unknown:
+        return ""
+    names = counted_so_far.names
     fields = f": their fields are {', '.join(map(repr, names))}" if names else ""
     if {"schema", "payload"} <= set(names):
         remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
     else:
         remedy = "Compare the names of the declared columns with those of the records; `frazil infer` proposes columns"
-    return f"{counted(records, 'record', 'has|have')} no field of any column of {table}{fields}. {remedy}"
+    found = counted(counted_so_far.unknown, "record", "has|have")
+    return f"{found} no field of any column of {table}{fields}. {remedy}"
+
+
+def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
+    """Return the notice about values that lenient casts converted; empty if there are none."""
+    if not counted_so_far.cast:
+        return ""
+    columns = sorted(counted_so_far.cast.items(), key=lambda one: (-one[1], one[0]))
+    named = ", ".join(f"{name} {count:,}" for name, count in columns[:MAX_NAMED])
+    more = f" and {counted(len(columns) - MAX_NAMED, 'more column')}" if len(columns) > MAX_NAMED else ""
+    return f"values of {table} were cast to the types of their columns, as `cast: lenient` allows: {named}{more}"
+
+
+def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
+    """Return the notice about changes without a position in their source's log; empty if there are none."""
+    if not counted_so_far.unplaced:
+        return ""
+    found = counted(counted_so_far.unplaced, "change", "has|have")
+    return (
+        f"{found} no position in the log of {table}'s source, so that Kafka's order decides: frazil knows the "
+        "positions of PostgreSQL, MySQL and MariaDB. Order by a column of envelope.metadata instead, such as "
+        "source.change_lsn of SQL Server or source.scn of Oracle"
+    )
 
 
 def evolve_table(

@@ -18,7 +18,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, Target, TargetTable, Transform
-from frazil.ingest.formats.json.types import OF_REST
+from frazil.ingest.formats.fields import Unit, has_aliases
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.former_columns import current_name, former_columns
@@ -50,12 +50,12 @@ def stage_context(
     other_names = aliases(main.schema(), former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
     units = _current_units(spec, main.schema(), other_names)
-    rests = {
+    without = {
         main.schema().find_field(name).field_id
         for name, unit in units.items()
-        if unit == OF_REST and not spec.transform
+        if not spec.transform and not has_aliases(unit)
     }
-    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in rests}
+    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in without}
     targets = {"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": dead_letters}
     return replace(
         declared_context(spec, main.schema(), other_names, targets=targets, units=units),
@@ -72,7 +72,7 @@ def declared_context(
     other_names: Mapping[str, int],
     *,
     targets: Mapping[Target, TargetTable],
-    units: Mapping[str, str],
+    units: Mapping[str, Unit],
 ) -> StageContext:
     """Build a staging context for a table of this schema, without a batch, Kafka's properties and topic ids."""
     changes = change_rules(spec, schema, other_names)
@@ -143,8 +143,8 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
     return replace(found, columns=tuple(columns))
 
 
-def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
-    """Map the current names of columns to their declared time units. Leaves out dropped columns."""
+def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
+    """Map the current names of columns to their declared units. Leaves out dropped columns."""
     if spec.transform:
         return spec.units
     found = {}

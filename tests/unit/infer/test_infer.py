@@ -222,10 +222,14 @@ def test_what_does_not_fit_is_counted() -> None:
 @pytest.mark.parametrize(
     ("values", "remarks", "rejected_by"),
     [
-        ([b'{"o": {"a": [1, 2, {"b": null}]}}'], ["o: ", "a[]: 1 of 3 values are of another type"], "TypeMismatch 1"),
+        (
+            [b'{"o": {"a": [1, 2, {"b": null}]}}'],
+            ["o: {type: string, as: json}", "a[]: 1 of 3 values are of another type"],
+            "",
+        ),
         ([b'{"a": {}, "o": {"x": null, "l": []}}'], ["only empty objects", "x: only null", "l: only empty lists"], ""),
         ([b"some words"] * 120 + [b"\xff"] * 3 + [None], [], "InvalidUtf8 3, MissingRequired 1"),
-        ([b"a,1"] * 30 + [b"a,x"] * 20 + [b"one"] * 2, ["20 of 50 values"], "TypeMismatch 20, WrongFieldCount 2"),
+        ([b"a,1"] * 30 + [b"a,x"] * 20 + [b"one"] * 2, ["c2: string", "20 of 50 values"], "WrongFieldCount 2"),
     ],
 )
 def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
@@ -237,6 +241,23 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
     assert ("would be dead letters" in text) == bool(rejected_by)
     assert rejected_by in text
     assert sum(int(part.split()[1]) for part in filter(None, rejected_by.split(", "))) == len(rejected(spec, of))
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([1, "a"], "x: {type: string, as: json}"),
+        ([[170, "buy"], [171, "sell"]], "x: {type: string, as: json}"),
+        ([{f"k{i}": i} for i in range(40)] + [{"k1": "a"}], "x: {type: string, as: json}"),
+        ([{f"k{i}": i} for i in range(40)], 'x: "map<string, int>"'),
+        ([{"a": 1, "b": [1, "x"]}], 'x: "struct<a: int>"'),
+        ([1] * 40 + ["a"], "x: int"),
+    ],
+)
+def test_values_of_several_types_stay_json_instead_of_dead_letters(values: list[Any], line: str) -> None:
+    text, spec = proposed(of := sample([json.dumps({"x": value}).encode() for value in values]))
+    assert line in text
+    assert len(rejected(spec, of)) == (line[-3:] == "int")
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,26 @@ import io
 import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time
+from pathlib import Path
 from typing import Any, Literal
 
 import fastavro
 import pytest
+import yaml
 from pyiceberg.schema import Schema
 
+from frazil.ingest.beside_value import value_schema
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT, change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec import iceberg
 from frazil.spec.formats import plain_format
+from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
+from tests.pages import blocks
 
 METADATA = {"lsn": "source.lsn", "place": "position", "tx": "transaction.id", "said_at": "ts_ms"}
 SPEC = {
@@ -349,3 +355,72 @@ def test_an_envelope_without_rows(form: Callable[[dict[str, Any]], dict[str, Any
     decoded = decode([form(event("m"))])
     assert (decoded.rows.num_rows, decoded.rejections) == (0, [])
     assert isinstance(change_schema(Schema(), ()), Schema)
+
+
+MONGO = {
+    "after": '{"_id": {"$oid": "65a0"}, "sum": 1.50}', "updateDescription": None, "op": "c", "ts_ms": 1_767_225_600_500,
+    "source": {"connector": "mongodb", "ts_ms": 1_767_225_600_000, "collection": "orders", "ord": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", [{}, {"op": "d", "after": None}, {"op": "u", "after": None}])
+def test_a_document_of_mongodb_is_a_dead_letter_with_its_own_remedy(
+    form: Callable[[dict[str, Any]], dict[str, Any]], changed: dict[str, Any]
+) -> None:
+    ((_, _, error),) = decode([form({**MONGO, **changed})]).rejections
+    assert "MongoDB's connector writes documents as text: declare no envelope" in error
+    assert "replica identity" not in error
+
+
+def on_page(name: str, events: list[Any]) -> Decoded:
+    """Decode events with a declaration of the guide on captured changes."""
+    page = [yaml.safe_load(block.text) for block in blocks("docs/how-to/capture-changes.md") if block.kind == "yaml"]
+    (declared,) = [one for one in page if one.get("name") == name]
+    spec = validate_stream(
+        {**declared, "source": {"bootstrap-servers": "127.0.0.1:1", **declared["source"]}}, Path("s.yaml")
+    )
+    table = iceberg.schema(spec)
+    units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    filled = value_schema(record_schema(change_schema(table, spec.key), coordinates=True), spec.beside_value)
+    decode = decoder(plain_format(spec.value_format), filled, units)
+    return decode(Chunk.of_values([json.dumps(one).encode() for one in events]))
+
+
+def test_documents_of_mongodb_become_rows_without_an_envelope() -> None:
+    decoded = on_page("documents", [MONGO, {**MONGO, "op": "d", "after": None}])
+    assert decoded.rejections == []
+    found = [(row["op"], row["document"], row["changed_at"].timestamp()) for row in decoded.rows.to_pylist()]
+    assert found == [("c", MONGO["after"], 1_767_225_600.0), ("d", None, 1_767_225_600.0)]
+
+
+def test_changes_of_sql_server_and_oracle_have_a_column_that_orders_them() -> None:
+    of_sql_server = {
+        "connector": "sqlserver", "ts_ms": 1_767_225_600_000, "change_lsn": "00000027:00000ac0:0002",
+        "commit_lsn": "00000027:00000ac0:0007", "event_serial_no": 1,
+    }  # fmt: skip
+    row = {"id": 1, "balance": "1.5000"}
+    decoded = on_page("accounts", [
+        {"op": "c", "after": row, "source": of_sql_server},
+        {"op": "r", "after": row, "source": {**of_sql_server, "change_lsn": None, "event_serial_no": None}},
+        {"op": "d", "before": row, "source": {**of_sql_server, "change_lsn": "00000027:0b", "event_serial_no": 2}},
+    ])  # fmt: skip
+    assert decoded.rejections == []
+    assert [(row["lsn"], row["serial"], row[CHANGE]) for row in decoded.rows.to_pylist()] == [
+        ("00000027:00000ac0:0002", 1, UPSERT), (None, None, UPSERT), ("00000027:0b", 2, DELETE),
+    ]  # fmt: skip
+    key = "9" * 38
+    of_oracle = {"connector": "oracle", "ts_ms": 1_767_225_600_000, "scn": "18446744073709551616", "commit_scn": "5"}
+    events = [{"op": "u", "after": {"ID": key, "AMOUNT": "1.50"}, "before": {"ID": key}, "source": of_oracle}]
+    decoded = on_page("ledger", [*events, {"op": "d", "before": {"ID": key}, "source": of_oracle}])
+    assert decoded.rejections == []
+    assert [(str(row["id"]), str(row["scn"]), row[CHANGE]) for row in decoded.rows.to_pylist()] == [
+        (key, "18446744073709551616", UPSERT), (key, "18446744073709551616", DELETE),
+    ]  # fmt: skip
+
+
+def test_changes_without_a_position_are_counted() -> None:
+    source = {"connector": "sqlserver", "ts_ms": 1_767_225_600_000, "change_lsn": "1"}
+    events = [event("c", after=ROW, source=source), event("r", after=ROW, source=source), event("c", after=ROW)]
+    assert decode(events).drift.unplaced == 1
+    found = decode([event("d", before=ROW, source=source)]).drift
+    assert (found.unplaced, SchemaDrift.from_json(json.loads(json.dumps(found.to_json())))) == (1, found)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
 from frazil.ingest.chunk import Chunk
@@ -17,10 +18,16 @@ from frazil.ingest.formats import decoder, quoter
 from frazil.ingest.shape import sentence_of
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
+from tests.unit.ingest.test_json_texts import declared as of_columns
+from tests.unit.ingest.test_json_texts import decode
 
 PAGE = Path("docs/reference/json-to-columns.md").read_text().split("## Dead letters")[0]
 REST = PAGE.split("## Fields without a column\n")[1].split("\n## ")[0]
-PROSE = PAGE.replace(REST, "") + Path("tests/unit/ingest/values/json.md").read_text()
+FIELDS = PAGE.split("## Fields elsewhere in the record\n")[1].split("\n## ")[0]
+CASTS = PAGE.split("## Values of other forms\n")[1].split("\n## Records without")[0]
+PROSE = (
+    PAGE.replace(REST, "").replace(FIELDS, "").replace(CASTS, "") + Path("tests/unit/ingest/values/json.md").read_text()
+)
 COLUMN_ROWS = re.findall(
     r"^\| `([a-z][^`|]*)`(?:, `(?:unit|as): (.+?)`)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", PROSE, re.MULTILINE
 )
@@ -66,6 +73,31 @@ def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) 
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     (found,) = decoder("json", schema, units)(Chunk.of_values([value.encode()])).rows["more"].to_pylist()
     assert kept == ("*null*" if found is None else f"`{found}`")
+
+
+@pytest.mark.parametrize(
+    ("declared", "record", "outcome"),
+    [
+        *re.findall(r"^\| `(\{.+?\})` \| `(.+)` \| (.+) \|$", FIELDS, re.MULTILINE),
+        *(
+            (declared, f'{{"x": {value}}}' if value else "{}", outcome)
+            for declared, value, outcome in re.findall(
+                r"^\| `(\{.+?\})`(?:, also .+)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", CASTS, re.MULTILINE
+            )
+        ),
+    ],
+)
+def test_a_field_elsewhere_becomes_what_the_page_says(declared: str, record: str, outcome: str) -> None:
+    column = yaml.safe_load(declared)
+    decoded = decode([record.encode()], of_columns({"x": column}))
+    if decoded.rejections:
+        ((_, error_class, error),) = decoded.rejections
+        assert outcome == f"dead letter `{error_class}`: `{error}`"
+    else:
+        (found,) = decoded.rows["x"].to_pylist()
+        assert outcome == ("*null*" if found is None else f"`{found}`")
+    as_usual = decode([record.encode()], of_columns({"x": {**column, "cast": "strict", "rounding": None}}))
+    assert (sum(decoded.drift.cast.values()) == 1) == (as_usual.rejections != [] and decoded.rejections == [])
 
 
 def _outcome(declared: str, unit: str, record: bytes | None) -> str:

@@ -42,7 +42,7 @@ def test_every_transform_of_iceberg_can_be_written(text: str, term: Term) -> Non
         ("day(2, ts)", "day a number"),
         ("", "term"),
         ("bucket(x, id)", "integer above 0"),
-        ("a b", "term"),
+        ("a, b", "term"),
     ],
 )
 def test_a_term_that_cannot_be_read_says_why(text: str, why: str) -> None:
@@ -58,6 +58,8 @@ def test_a_term_that_cannot_be_read_says_why(text: str, why: str) -> None:
         ("a DESC NULLS FIRST", "a desc nulls first"),
         ("bucket(16, id) asc nulls last", "bucket(16, id) asc nulls last"),
         ("a nulls last", "a asc nulls last"),
+        ("Event Time  desc", "Event Time desc nulls last"),
+        ("day( Event Time ) nulls first", "day(Event Time) asc nulls first"),
     ],
 )
 def test_a_sort_term_has_icebergs_defaults(text: str, whole: str) -> None:
@@ -65,7 +67,7 @@ def test_a_sort_term_has_icebergs_defaults(text: str, whole: str) -> None:
     assert parse_sort_term(whole) == parse_sort_term(text)
 
 
-@pytest.mark.parametrize("text", ["a down", "a desc nulls", "desc nulls middle", ""])
+@pytest.mark.parametrize("text", ["a desc nulls", "a asc desc", "desc", "day(a) b", "a, b", ""])
 def test_a_sort_term_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="term"):
         parse_sort_term(text)

@@ -65,10 +65,10 @@ def test_a_notice_of_a_task_is_given_once():
 def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
     emitted: list[StreamEvent] = []
     tables = SimpleNamespace(main=SimpleNamespace(identifier="a.b"))
-    runner: Any = SimpleNamespace(unknown=NO_DRIFT, emit=emitted.append, tables=tables)
+    runner: Any = SimpleNamespace(counted=NO_DRIFT, reported=NO_DRIFT, emit=emitted.append, tables=tables)
     for unknown, names in ((2, ("schema", "payload")), (0, ()), (1, ("x",))):
         drift = SchemaDrift(unknown=unknown, names=names)
-        BatchRunner._report_unknown(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+        BatchRunner._report_counted(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
     first, second = emitted
     assert isinstance(first, NoticeGiven)
     assert isinstance(second, NoticeGiven)
@@ -77,6 +77,18 @@ def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
     )
     assert second.sentence.startswith("3 records have no field of any column of a.b: their fields are 'payload', 'sch")
     assert second.replaces == first.sentence
+
+
+def test_casts_are_a_notice_again_for_a_new_column_or_for_twice_as_many():
+    emitted: list[Any] = []
+    tables = SimpleNamespace(main=SimpleNamespace(identifier="a.b"))
+    runner: Any = SimpleNamespace(counted=NO_DRIFT, reported=NO_DRIFT, emit=emitted.append, tables=tables)
+    for cast in ({}, {"x": 2}, {"x": 1}, {"x": 2}, {"y": 1}):
+        drift = SchemaDrift(cast=cast)
+        BatchRunner._report_counted(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+    told = "values of a.b were cast to the types of their columns, as `cast: lenient` allows: "
+    assert [notice.sentence.removeprefix(told) for notice in emitted] == ["x 2", "x 5", "x 5, y 1"]
+    assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence, emitted[1].sentence]
 
 
 def test_a_journal_has_the_last_transaction_before_its_end():

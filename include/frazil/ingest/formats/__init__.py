@@ -15,6 +15,7 @@ from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder, RestDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
 from frazil.ingest.formats.csv.lines import Line
+from frazil.ingest.formats.fields import Unit, reading_fields
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
@@ -32,6 +33,7 @@ from frazil.spec.formats import (
     plain_format,
     schema_of,
 )
+from frazil.spec.paths import parse_names
 
 PlainFormat = str | Mapping[str, Any]
 """A format as returned by `plain_format`: a format's name, or a mapping."""
@@ -42,21 +44,33 @@ fill.
 """
 
 
-def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _json(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that only checks must not load the compiler
+
+    return JsonDecoder(schema, units)
+
+
+def _in_frames(declared: ValueFormat, decode: Decoder) -> Decoder:
+    """Return a decoder of the lines and frames around JSON objects, which `decode` reads."""
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
     from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
 
-    decode: Decoder
-    if declared.unwrap is None:
-        decode = JsonDecoder(schema, units)
-    else:
-        from frazil.ingest.formats.json.unwrapped import UnwrappedDecoder  # noqa: PLC0415 - as above
-
-        decode = UnwrappedDecoder(schema, units, tuple(declared.unwrap.split(".")))
+    if not isinstance(declared, JsonFormat):
+        return decode
     if declared.lines:
         decode = LinesDecoder(decode)
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
+
+
+def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
+    """Return a decoder that also reads schema ids from headers, for a format whose values have frames."""
+    registry = declared.registry if isinstance(declared, AvroFormat | ProtobufFormat) else None
+    if registry is None and not (isinstance(declared, JsonFormat) and declared.framing == "confluent"):
+        return decode
+    from frazil.ingest.formats.header_ids import HeaderIdDecoder  # noqa: PLC0415 - as above
+    from frazil.registry.client import shared_registry  # noqa: PLC0415 - as above
+
+    return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)
 
 
 def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
@@ -109,7 +123,7 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
 }
 """Check of each format. A check raises SpecError for a column that its format cannot fill."""
 
-Quoter = Callable[[bytes, Sequence[str]], str | None]
+Quoter = Callable[[bytes, Sequence[str | int]], str | None]
 """Function that takes a decoded record and a path, and returns the text of the value at this path, as sent.
 
 Returns None for a value that cannot be quoted.
@@ -119,7 +133,7 @@ Returns None for a value that cannot be quoted.
 def decoder(
     plain: PlainFormat,
     schema: Schema,
-    units: Mapping[int, str],
+    units: Mapping[int, Unit],
     evolution: Literal["off", "additive", "full"] = "off",
     hidden: Collection[Path] = (),
 ) -> Decoder:
@@ -132,18 +146,28 @@ def decoder(
     Raises SpecError for an unknown format, and for a column type that the format cannot fill.
     """
     declared = _parsed(plain)
+    make = partial(FORMATS[declared.type], declared)
+    lists = not isinstance(declared, JsonFormat)
     if envelope := envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder  # noqa: PLC0415 - as above
 
-        content = declared.model_copy(update={"envelope": None})
-        made: Decoder = EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
+        def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
+            return EnvelopeDecoder(lambda *of: _in_frames(declared, make(*of)), schema, units, envelope)
+
+        made = reading_fields(of_events, schema, units, lists=lists)
     else:
-        made = FORMATS[declared.type](declared, schema, units)
+        made = _in_frames(declared, reading_fields(make, schema, units, within=_unwrapped(declared), lists=lists))
+    made = _with_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
         made.withhold(hidden)
     if evolution != "off" and isinstance(made, DriftDecoder):
         made.report_drift(widening=evolution == "full")
     return made
+
+
+def _unwrapped(declared: ValueFormat) -> tuple[str, ...]:
+    """Return the path of the object that has the fields; empty if the record itself has them."""
+    return parse_names(declared.unwrap) if isinstance(declared, JsonFormat) and declared.unwrap else ()
 
 
 def quoter(plain: PlainFormat) -> Quoter:
@@ -153,7 +177,7 @@ def quoter(plain: PlainFormat) -> Quoter:
         return Line(declared).quoted
     if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
-    around = declared.unwrap.split(".") if declared.unwrap else []
+    around = _unwrapped(declared)
     if declared.framing == "confluent":
         return lambda record, path: quoted_json(content(record), [*around, *path])
     return lambda record, path: quoted_json(record, [*around, *path])

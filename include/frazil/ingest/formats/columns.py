@@ -25,6 +25,7 @@ from frazil.ingest.formats.json.nodes import (
     KIND,
     LENGTH,
     LIST,
+    LISTED,
     MAP,
     NAME,
     STRUCT,
@@ -73,7 +74,7 @@ class Columns:
             k = 0
             for name in path:
                 k = next(int(c) for c in self._fields(k) if self._name(int(c)) == name)
-            self.nodes[k : self.nodes[k, AFTER], WATCHED] = 1
+            self.nodes[k : self.nodes[k, AFTER], WATCHED] = self.nodes[k : self.nodes[k, AFTER], KIND] != LISTED
 
     def _name(self, k: int) -> str:
         first = self.nodes[k, NAME]
@@ -133,7 +134,7 @@ class Columns:
         valid = self.valid[node[FLAG] :][:count].view(np.bool_)
         mask = None if valid.all() else ~valid
         words = self.words[node[BASE] :][: self._width[k] * count]
-        if kind == STRUCT:
+        if kind in {STRUCT, LISTED}:
             parts = [self._array(int(child), target.field(i).type, data) for i, child in enumerate(self._fields(k))]
             return pa.StructArray.from_arrays(parts, fields=list(target), mask=None if mask is None else pa.array(mask))
         if kind == LIST:

@@ -8,6 +8,7 @@ changes the key becomes a delete and an upsert. In JSON, the event may be the `p
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -56,6 +57,12 @@ UNAVAILABLE_TEXT = (
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
 """Units that events use instead: Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
+OF_MONGODB = (
+    "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
+    "in the guide on captured changes"
+)
+_LAYER = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
+"""Pattern of the start of an error about a row that is missing or is no object."""
 _SKIPPED = ("m",)
 """Operations that change no row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
@@ -176,9 +183,11 @@ class EnvelopeDecoder:
         for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
                 wrong.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
+        unplaced = 0
         for name in self._positions:  # the row keeps the log position of its last change
             if (mask := true_where(columns[name].is_null()) & states).any():
                 unavailable[name] = mask
+            unplaced += int(np.count_nonzero(true_where(columns[name].is_null()) & (states | deletes) & ~snapshot))
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
         kept = self._lists(unavailable, len(op))
         good = ~skipped
@@ -190,8 +199,16 @@ class EnvelopeDecoder:
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         drift = self._unavailable.without_placeholder(decoded.drift)
         # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
-        drift = dataclasses.replace(drift, unknown=0, names=())
-        return Decoded(rows, records, [*rejections, *added], drift)
+        drift = dataclasses.replace(drift, unknown=0, names=(), unplaced=unplaced)
+        return Decoded(rows, records, [self._explained(r, chunk) for r in (*rejections, *added)], drift)
+
+    @staticmethod
+    def _explained(rejection: Rejection, chunk: Chunk) -> Rejection:
+        """Return the rejection with the remedy for MongoDB's connector, whose documents are texts without columns."""
+        layer = _LAYER.match(rejection.error)
+        if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
+            return rejection
+        return rejection._replace(error=f"{layer[0]}{OF_MONGODB}")
 
     def _rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]

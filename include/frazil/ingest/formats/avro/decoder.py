@@ -188,6 +188,8 @@ class AvroDecoder:
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
+            if operation in program.numbers:
+                text = text.strip(b'"')
             if (part := program.rests.get(operation)) is None:
                 return text
             left = rest_of(text, part, nulls=False)

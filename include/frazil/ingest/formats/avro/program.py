@@ -18,7 +18,7 @@ from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED, Numbers
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
 _SKIPPED = {
     "null": (op.NOTHING, 0),
@@ -70,6 +70,8 @@ class Program:
         self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
         """Map a SPAN operation to the fields that columns take. The value's other fields become JSON text."""
+        self.numbers: set[int] = set()
+        """Operations of `spans` for numbers whose infinities are numbers too, not strings."""
         self.spans: dict[int, AvroType] = {}
         """Map a SPAN operation to the Avro type of the values that become JSON text."""
         self.text = b""
@@ -94,6 +96,7 @@ class Program:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
             self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
+            self.numbers = {row for row in self.numbers if row < rows}
             self._skips = skips
             if isinstance(error, RecursionError):
                 raise TooLarge("its types are nested too deep") from None
@@ -119,11 +122,13 @@ class Program:
             if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
                 return self._refused(target, MISSING, "required, and the record has null")
             return self._row(op.NULL, target)
-        if (unit := self._units.get(target.field_id)) in (AS_JSON, JSON_IN_TEXT):
+        if (unit := self._units.get(target.field_id)) in (AS_JSON, AS_TEXT, JSON_IN_TEXT):
             if written.kind == "string" and (written.is_json or unit == JSON_IN_TEXT):
                 return self._row(op.TEXT, target)
             row = self._row(op.SPAN, target)
             self.spans[row] = written
+            if unit == AS_TEXT and written.kind in {"float", "double"}:
+                self.numbers.add(row)
             return self._with_places(row, [self._passed_over(written, target.path)])
         match written.kind, target.kind:
             case "record", iceberg.StructType():

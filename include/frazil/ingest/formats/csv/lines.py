@@ -65,6 +65,6 @@ class Line:
                 break
         return found
 
-    def quoted(self, record: bytes, path: Sequence[str]) -> str | None:
+    def quoted(self, record: bytes, path: Sequence[str | int]) -> str | None:
         """Return a message text that quotes the field for a column, as it was sent."""
-        return f"the field {self.fields(record)[self._columns.index(path[0])][:64]!r}"
+        return f"the field {self.fields(record)[self._columns.index(str(path[0]))][:64]!r}"

@@ -114,6 +114,8 @@ def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
             if (repeated := _repeated([key for key, _ in known])) is not None:
                 return repeated
             parts = ((key, part, fields[key]) for key, part in known)
+        case iceberg.StructType() if isinstance(value, list) and all(f.name.isdecimal() for f in kind.fields):
+            parts = ((f.name, value[int(f.name)], f.field_type) for f in kind.fields if int(f.name) < len(value))
         case iceberg.MapType() if isinstance(value, _Pairs):
             if (repeated := _repeated([key for key, _ in value])) is not None:
                 return f"key {repeated[:64]!r}"

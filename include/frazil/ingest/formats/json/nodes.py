@@ -10,16 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
+from frazil.ingest.formats.json import types
 from frazil.ingest.formats.json.rest import Entries, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
 
 (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
 (SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED) = range(10, 17)
-(JSON, JSON_TEXT, REST, STRUCT, LIST, MAP) = range(17, 23)
+(JSON, JSON_TEXT, REST, STRUCT, LISTED, LIST, MAP) = range(17, 24)
 """Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
 
 JSON is a string column that stores the JSON text of any value. JSON_TEXT stores the content of a string, and the JSON
-text of any other value. REST stores the members of its struct that fill no other node.
+text of any other value. REST stores the members of its struct that fill no other node. LISTED is a struct that is an
+array in records: its fields are elements.
 """
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
@@ -42,9 +44,9 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.MapType: MAP,
 }
 _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
-_TEXTS = {AS_JSON: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
+_TEXTS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
-WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(23)])
+WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind in (STRUCT, LISTED) else 1 for kind in range(24)])
 """`WORDS[kind]` is the number of 64-bit words in which the loop stores a value of a node of this kind."""
 
 Numbers = NDArray[np.int64]
@@ -67,6 +69,9 @@ eight bytes. WATCHED is 0 for a struct that is not searched for new keys.
 LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. HIDDEN is
 where the list of names that must not go to the REST begins in `lists`, and HIDING is the number of these names. Each
 name is listed as its start in `names` and its length.
+
+For LISTED, SLOTS is where the nodes of elements begin in `lists`, or -1 for an element without a node. MASK is the last
+index.
 
 The other columns change while records are read. OPENING is the first field of the struct in the last object, and
 FOLLOWING is the field that came after this field. SEEN is the number of the last object that had this field. BASE is
@@ -137,6 +142,9 @@ class _Making:
                 row[PRECISION], row[SCALE] = precision, scale
             case iceberg.FixedType(root=length):
                 row[PRECISION] = length
+            case iceberg.StructType() if self._units.get(field_id) == types.LISTED:
+                row[KIND] = LISTED
+                self._add_elements(node, kind, domain)
             case iceberg.StructType():
                 self._add_fields(node, kind, domain)
             case iceberg.ListType():
@@ -179,6 +187,14 @@ class _Making:
             row[OPENING] = found[0]
         for before, child in pairwise(found):
             self._rows[before][FOLLOWING] = child
+
+    def _add_elements(self, node: int, kind: iceberg.StructType, domain: int) -> None:
+        row = self._rows[node]
+        every = {int(field.name): self._add_field(field, domain) for field in kind.fields}
+        row[FIELDS], row[CHILDREN], row[WATCHED] = len(every), len(self._lists), 0
+        self._lists += every.values()
+        row[SLOTS], row[MASK] = len(self._lists), max(every)
+        self._lists += [every.get(index, -1) for index in range(1 + max(every))]
 
     def _keep(self, node: int, part: Part | None) -> None:
         """Mark the parts of a container that go to a REST."""

@@ -22,7 +22,7 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.json.keys import KeysGivenTwice
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, places_of_rest, rest_of
 from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units, inner
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, LISTED, OF_REST, Units, inner
 from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
 
 Row = list[Any]
@@ -47,7 +47,7 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
 }
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
-_RAW = ("s", AS_JSON, JSON_IN_TEXT, OF_REST)
+_RAW = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
 """Units whose values the parser leaves as raw JSON, to be converted later."""
 _NO_KEY = secrets.token_hex()
 """The key of a `rest` column for the parser. No record has this random key."""
@@ -83,8 +83,20 @@ class _Entry(NamedTuple):
         raise LookupError(self.message)
 
 
+class _Element(int):
+    """An index in a list whose elements have types of their own."""
+
+    __slots__ = ()
+
+
 Step = str | int | _Entry
 """A step of a path: a field's name, an index in a list, or an entry of a map."""
+
+
+def _named(step: Step) -> str:
+    if isinstance(step, _Entry):
+        return "value"
+    return "element" if isinstance(step, int) and not isinstance(step, _Element) else str(step)
 
 
 class _Said(NamedTuple):
@@ -209,16 +221,18 @@ class RecordReader:
         if what.startswith("Object missing required field `"):
             path += "." + what.split("`", 1)[1][:-1]
         kind, unit, keys = self._followed(path, what)
-        name = ".".join("value" if isinstance(k, _Entry) else "element" if isinstance(k, int) else k for k in keys)
+        name = ".".join(map(_named, keys))
         if what.startswith("Object missing") or what.endswith(", got `null`"):
             return _Said("MissingRequired", f"{name}: {MISSING}", keys)
+        if unit == LISTED:
+            return _Said(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _got(what))
+        unit = unit and f"time in {unit}"
         needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
         mismatch = f"{name}: {needed}{what_for} is needed, this is "
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
             return _Said(OUT_OF_RANGE, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch)
-        got = _GOT.get(what.split("`")[-2] if "`" in what else "int", "an object")
-        return _Said(TYPE_MISMATCH, mismatch, keys, got)
+        return _Said(TYPE_MISMATCH, mismatch, keys, _got(what))
 
     def _followed(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
         """Resolve a parser's path, such as `.a.b[3].c`, in the schema.
@@ -230,7 +244,12 @@ class RecordReader:
         unit: str | None = None
         keys: list[Step] = []
         while path:
-            if isinstance(kind, iceberg.StructType):
+            if isinstance(kind, iceberg.StructType) and path.startswith("["):
+                index, _, path = path[1:].partition("]")
+                field = next(f for f in kind.fields if f.name == index)
+                kind, unit = field.field_type, self._units.get(field.field_id)
+                keys.append(_Element(index))
+            elif isinstance(kind, iceberg.StructType):
                 fits = [f for f in kind.fields if re.match(re.escape(f".{f.name}") + r"(?=[.\[]|$)", path)]
                 field = max(fits, key=lambda f: len(f.name))
                 kind, unit, path = field.field_type, self._units.get(field.field_id), path[1 + len(field.name) :]
@@ -244,7 +263,7 @@ class RecordReader:
                 else:
                     keys.append(int(step))
                     kind = kind.element_type
-        return kind, unit and f"time in {unit}", keys
+        return kind, unit, keys
 
     def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
         """Return two parsers of a map's values: one that parses floats, and one that leaves them raw."""
@@ -252,6 +271,11 @@ class RecordReader:
             kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
             found = self._of_entries[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
         return found
+
+
+def _got(message: str) -> str:
+    """Return what a record has, by the parser's message."""
+    return _GOT.get(message.split("`")[-2] if "`" in message else "int", "an object")
 
 
 def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType:
@@ -362,7 +386,7 @@ def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
 def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:  # noqa: PLR0911 - a table
     match kind := field.field_type:
         case iceberg.StructType():
-            return _struct_type(kind, units, raw_floats)
+            return _struct_type(kind, units, raw_floats, listed=units.get(field.field_id) == LISTED)
         case iceberg.ListType():
             return list[_type(kind.element_field, units, raw_floats)]  # type: ignore[misc]  # a type made here
         case iceberg.MapType():
@@ -382,8 +406,14 @@ def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> An
     return str
 
 
-def _struct_type(schema: iceberg.StructType, units: Units, raw_floats: bool) -> type[msgspec.Struct]:
+def _struct_type(
+    schema: iceberg.StructType, units: Units, raw_floats: bool, *, listed: bool = False
+) -> type[msgspec.Struct]:
     fields: list[Any] = []
+    if listed:
+        kinds = {int(field.name): _type(field, units, raw_floats) for field in schema.fields}
+        fields = [(f"f{i}", kinds.get(i, msgspec.Raw), None) for i in range(1 + max(kinds))]
+        return msgspec.defstruct("Listed", fields, array_like=True, gc=False)
     for i, field in enumerate(schema.fields):
         kind = _type(field, units, raw_floats)
         fields.append((f"f{i}", kind) if field.required else (f"f{i}", kind, None))
@@ -395,7 +425,7 @@ def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Ca
     """Return the conversion for parsed values that are not None; None if the values need no conversion."""
     match kind := field.field_type:
         case iceberg.StructType():
-            return _struct_converter(kind, units, raw_floats)
+            return _struct_converter(kind, units, raw_floats, listed=units.get(field.field_id) == LISTED)
         case iceberg.ListType():
             element = _converter(kind.element_field, units, raw_floats)
             return None if element is None else _elements(element, "element")
@@ -423,12 +453,17 @@ def _elements(convert: Callable[[Any], Any], name: str) -> Callable[[Any], list[
     return converted
 
 
-def _struct_converter(schema: iceberg.StructType, units: Units, raw_floats: bool) -> Callable[[Any], dict[str, Any]]:
+def _struct_converter(
+    schema: iceberg.StructType, units: Units, raw_floats: bool, *, listed: bool
+) -> Callable[[Any], dict[str, Any]]:
     fields = [(f.name, _converter(f, units, raw_floats) or _unchanged) for f in schema.fields]
+    places = [int(f.name) for f in schema.fields] if listed else range(len(fields))
 
     def converted(parsed: msgspec.Struct) -> dict[str, Any]:
         row: dict[str, Any] = {}
-        for (name, convert), value in zip(fields, msgspec.structs.astuple(parsed), strict=True):
+        parts = msgspec.structs.astuple(parsed)
+        for place, (name, convert) in zip(places, fields, strict=True):
+            value = parts[place]
             try:
                 row[name] = None if value is None else convert(value)
             except Wrong as wrong:

@@ -15,7 +15,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.text import STRING
-from frazil.ingest.formats.json.types import OF_REST, Units
+from frazil.ingest.formats.json.types import LISTED, OF_REST, Units
 
 Path = tuple[str, ...]
 _TOKEN = re.compile(STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
@@ -61,7 +61,9 @@ def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] =
     match kind:
         case iceberg.StructType():
             taken = {
-                one.name: parts_of(one.field_type, units, below(one.name.lower()))
+                one.name: None
+                if units.get(one.field_id) == LISTED
+                else parts_of(one.field_type, units, below(one.name.lower()))
                 for one in kind.fields
                 if not is_rest(one, units)
             }

@@ -34,6 +34,7 @@ from frazil.ingest.formats.json.nodes import (
     LEFT,
     LENGTH,
     LIST,
+    LISTED,
     LONGEST,
     MAP,
     MASK,
@@ -157,11 +158,11 @@ def _record(
     stamp = nodes[0, SEEN]
     pieces[COUNT] = pieces[MEMBERS] = 0
     k, e, last, found, depth = 0, domains[0, USED], -1, 0, 0
-    kind = STRUCT
+    kind, close = STRUCT, 125
     opened = True
     while True:
         # At a member of container k, or at the end of an empty one.
-        if not (opened and b[p] == (93 if kind == LIST else 125)):
+        if not (opened and b[p] == close):
             opened = False
             at = e
             key = key_end = p
@@ -178,6 +179,12 @@ def _record(
                     nodes[node, SEEN] = stamp
                     found += 1
                     last = node
+            elif kind == LISTED:
+                last += 1
+                node = int(lists[nodes[k, SLOTS] + last]) if last <= nodes[k, MASK] else -1
+                if node >= 0:
+                    nodes[node, SEEN] = stamp
+                    found += 1
             else:
                 inner = nodes[k, INNER]
                 at = domains[inner, USED]
@@ -196,7 +203,7 @@ def _record(
                         return FULL + len(domains) - 1
                     valid[nodes[node, FLAG] + at] = 1
                     node = k + 2
-            if kind != LIST:
+            if kind == STRUCT or kind == MAP:
                 key_end = p
                 p = white(b, p + 1, end)
                 if b[p] != 58:
@@ -223,7 +230,8 @@ def _record(
                 of = nodes[node, KIND]
                 to = nodes[node, BASE] + at
                 if of >= STRUCT:
-                    if b[p] != (91 if of == LIST else 123):
+                    close = 93 if of == LIST or of == LISTED else 125
+                    if b[p] != close - 2:
                         return UNSURE
                     valid[nodes[node, FLAG] + at] = 1
                     frames[depth, 0], frames[depth, 1], frames[depth, 2] = k, e, last
@@ -320,10 +328,10 @@ def _record(
             if c == 44 and not opened:
                 p = white(b, p + 1, end)
                 break
-            if c != (93 if kind == LIST else 125):
+            if c != close:
                 return UNSURE
             p += 1
-            if kind == STRUCT:
+            if kind <= LISTED:
                 if depth == 0:
                     pieces[FOUND] = found
                 if nodes[k, LEFT]:
@@ -354,6 +362,7 @@ def _record(
             k, e, last = frames[depth, 0], frames[depth, 1], frames[depth, 2]
             found, stamp = frames[depth, 3], frames[depth, 4]
             kind = nodes[k, KIND]
+            close = 93 if kind == LIST or kind == LISTED else 125
             opened = False
 
 
@@ -426,7 +435,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, d
         if kind == STRING or kind == DECIMAL or (kind >= UUID and kind <= REST):
             words[base + 2 * e] = 0
             words[base + 2 * e + 1] = 0
-        elif kind != STRUCT:
+        elif kind != STRUCT and kind != LISTED:
             words[base + e] = 0
         k += 1
 

@@ -25,13 +25,14 @@ SUPPORTED = (
     iceberg.BinaryType,
 )
 
-AS_JSON, JSON_IN_TEXT, OF_REST = "json", "json-in-text", "rest"
+AS_JSON, JSON_IN_TEXT, OF_REST, LISTED, AS_TEXT = "json", "json-in-text", "rest", "listed", "text"
 Units = Mapping[int, str]
 """Map a column's field id to the form of its values in records, if the column's type does not determine the form.
 
 `s`, `ms`, `us` or `ns`: a timestamp column's values are numbers since the epoch. `json`: a string column stores any
 value as JSON text. `json-in-text`: the same, except that a string's content already is JSON. `rest`: a string column
-stores the fields of its struct that fill no other column.
+stores the fields of its struct that fill no other column. `listed`: a struct's fields, whose names are numbers, are the
+elements of an array. `text`: as `json`, whatever is around the record.
 """
 
 

@@ -21,7 +21,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.text import SPECIALS, with_specials
-from frazil.ingest.formats.json.types import AS_JSON
+from frazil.ingest.formats.json.types import JSON_IN_TEXT
 
 MISSING = "required, and missing or null"
 TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
@@ -75,7 +75,7 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
         case iceberg.TimestampType() | iceberg.TimestamptzType():
             return epoch(unit) if unit is not None else lambda text: timestamp(text, kind)
         case iceberg.StringType() if unit is not None:
-            return json_text if unit == AS_JSON else json_in_text
+            return json_in_text if unit == JSON_IN_TEXT else json_text
         case iceberg.DateType():
             return days
         case iceberg.TimeType():

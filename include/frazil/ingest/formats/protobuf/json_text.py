@@ -18,7 +18,8 @@ from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
+from frazil.ingest.formats.protobuf.program import WRAPPERS
 
 
 class _At(NamedTuple):
@@ -35,7 +36,8 @@ class JsonTexts:
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
         self._schema = schema
-        self._here = {i for i, unit in units.items() if unit in (AS_JSON, JSON_IN_TEXT, OF_REST)}
+        self._values = {i for i, unit in units.items() if unit == AS_TEXT}
+        self._here = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
@@ -133,7 +135,8 @@ class JsonTexts:
                     self.missing.setdefault(row, path)
             else:
                 try:
-                    text = _json(at)
+                    text = _number(at) if field.field_id in self._values else None
+                    text = text or _json(at)
                 except (Error, TypeError, ValueError) as error:
                     self.faults.setdefault(row, f"{path}: the value has no JSON text: {error}")
             texts.append("" if text is None and field.required else text)
@@ -160,6 +163,16 @@ def _field(message: Message, name: str) -> _At | None:
 def _within(at: _At, name: str) -> _At | None:
     message = getattr(*_named(at)) if at.value is None else at.value
     return _field(message, name)
+
+
+def _number(at: _At) -> str | None:
+    """Return the text of a number, which the JSON mapping may write as a string; None for any other value."""
+    value = getattr(*_named(at))
+    if isinstance(value, Message) and value.DESCRIPTOR.full_name in WRAPPERS:
+        at = _At(value, value.DESCRIPTOR.fields[0])
+        value = getattr(*_named(at))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and at.field.enum_type is None
+    return json.dumps(value) if is_number else None
 
 
 def _json(at: _At) -> str:

@@ -16,7 +16,7 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.avro.program import MISSING, Fault, Target
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED, Numbers
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 from frazil.ingest.formats.protobuf import operations as op
 
 _F = FieldDescriptor
@@ -136,12 +136,12 @@ class Program:
         absent = self._absent[row] = _Absent()
         fields = {one.name: one for one in written.fields}
         for name, inside in wanted.items():
-            if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, JSON_IN_TEXT, OF_REST):
+            if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 self._add_absent(written, inside, absent)
         operations: dict[int, int] = {}
         maps: list[int] = []
         for name, inside in wanted.items():
-            if self._units.get(inside.field_id) in (AS_JSON, JSON_IN_TEXT, OF_REST):
+            if self._units.get(inside.field_id) in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 absent.begin += [inside.node, int(self._columns.nodes[inside.node, REQUIRED]), 0, 0]
             elif name in fields:
                 operations[fields[name].number] = self._field(fields[name], inside, absent)
@@ -265,7 +265,7 @@ class Program:
                 row = self._message(written, target)
             case iceberg.TimestampType() | iceberg.TimestamptzType() if written.full_name == TIMESTAMP:
                 row = self._row(op.TIMESTAMP, target)
-            case iceberg.StringType() if self._units.get(target.field_id) in (AS_JSON, JSON_IN_TEXT):
+            case iceberg.StringType() if self._units.get(target.field_id) in (AS_JSON, AS_TEXT, JSON_IN_TEXT):
                 row = self._row(op.BYTES, target)  # `JsonTexts` writes the text
             case _ if written.full_name in WRAPPERS:
                 row = self._row(op.MESSAGE, target)

@@ -1,0 +1,392 @@
+"""Fills columns from fields of other names and at other places in a record.
+
+A format's own decoder reads a record with the shape in which the fields arrive. Their values are then moved to the
+columns. All formats with field names share this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, StringType, StructType
+
+from frazil.errors import SpecError
+from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.changes import with_others
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
+from frazil.ingest.formats.json.types import AS_TEXT, LISTED, OF_REST
+from frazil.ingest.formats.lenient import rewritten, rounded, rules_of, without
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
+from frazil.spec.paths import FieldPath
+
+FIRST_ID = 400_000_000
+"""First field id of the objects and lists that enclose the fields."""
+Unit = str | Mapping[str, Any]
+"""How a column's values arrive: a unit (see `json.types.Units`), or a mapping with more: see `Reading`."""
+Make = Callable[[Schema, Mapping[int, str]], Decoder]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a column is read from records."""
+
+    unit: str | None = None
+    path: FieldPath | None = None
+    """The field's path; None if it has the column's name."""
+    is_lenient: bool = False
+    """Whether values of other forms are cast, and counted."""
+    rounding: str | None = None
+    """How decimals with more digits are rounded; None if they are rejected."""
+    nulls: tuple[Any, ...] = ()
+    """Values that mean null."""
+    default: Any = None
+    """The value of a missing or null field, as in a record; None if there is none."""
+
+    @classmethod
+    def of(cls, unit: Unit | None) -> Reading:
+        if unit is None or isinstance(unit, str):
+            return cls(unit)
+        path = unit.get("from")
+        return cls(
+            unit.get("unit"),
+            path and tuple(path),
+            unit.get("cast") == "lenient",
+            unit.get("rounding"),
+            tuple(unit.get("null-if", ())),
+            unit.get("default"),
+        )
+
+    def needs_text(self, field: NestedField) -> bool:
+        """Return whether the values of a column are first read as JSON text."""
+        return bool(self.nulls or self.rounding or (self.is_lenient and rules_of(field.field_type, self.unit)))
+
+
+def unit_of(unit: Unit | None) -> str | None:
+    """Return the unit alone."""
+    return Reading.of(unit).unit
+
+
+def without_default(unit: Unit) -> Unit:
+    return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
+
+
+def has_aliases(unit: Unit | None) -> bool:
+    """Return whether a field with a former name of the column may fill it."""
+    return unit != OF_REST and Reading.of(unit).path is None
+
+
+def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
+    """Return where records have the value at this path of a column. `units` is by column name."""
+    return (*(Reading.of(units.get(column[0])).path or column[:1]), *column[1:])
+
+
+def reading_fields(
+    make: Make, schema: Schema, units: Mapping[int, Unit], *, within: Path = (), lists: bool = True
+) -> Decoder:
+    """Return a decoder that reads each column as `units` describes.
+
+    `within` leads to the object that has the fields. `lists` is false if a list may have values of different types.
+    """
+    if within or not all(isinstance(unit, str) for unit in units.values()):
+        return FieldsDecoder(make, schema, units, within=within, lists=lists)
+    return make(schema, cast("Mapping[int, str]", units))
+
+
+class FieldsDecoder:
+    """Decodes records with fields at any place to the columns of one schema."""
+
+    def __init__(
+        self,
+        make: Make,
+        schema: Schema,
+        units: Mapping[int, Unit],
+        *,
+        within: Path,
+        lists: bool,
+    ) -> None:
+        readings = {field_id: Reading.of(unit) for field_id, unit in units.items()}
+        plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
+        self._within = within
+        self._paths = {
+            field.name: readings.get(field.field_id, _PLAIN).path or (field.name,) for field in schema.fields
+        }
+        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._defaults = {
+            field.name: _default(field, units, default)
+            for field in schema.fields
+            if (default := readings.get(field.field_id, _PLAIN).default) is not None
+        }
+        texts = {
+            field: reading
+            for field in schema.fields
+            if (reading := readings.get(field.field_id)) and reading.needs_text(field)
+        }
+        self._texts = _Texts(texts, plain, self._defaults) if texts else None
+        shape = _Shape(lists=lists)
+        for field in schema.fields:
+            as_text = {"field_type": StringType(), "required": False} if field in texts else {}
+            optional = {"required": False} if field.name in self._defaults else {}
+            shape.put((*within, *self._paths[field.name]), field.model_copy(update={**as_text, **optional}))
+        record = Schema(*shape.fields(), schema_id=schema.schema_id)
+        of_texts = {field.field_id: AS_TEXT for field in texts}
+        self._decode = make(record, {**plain, **of_texts, **shape.units})
+        self._optional = [
+            field.name
+            for field in schema.fields
+            if field.required and field not in texts and any(isinstance(step, int) for step in self._paths[field.name])
+        ]
+        before = {".".join(map(str, shape.steps((*within, *path)))): name for name, path in self._paths.items()}
+        self._errors = sorted(before.items(), reverse=True)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        """Omit the fields at these lower-case paths of columns from the `rest` column, wherever records have them."""
+        if isinstance(self._decode, RestDecoder):
+            columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
+            moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
+            self._decode.withhold([*hidden, *moved])
+
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            inside = tuple(part._replace(path=self._within + part.path) for part in within)
+            self._decode.report_drift(widening=widening, within=inside)
+        if self._texts and widening:
+            self._texts.decode.report_drift(widening=True)
+
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        if isinstance(self._decode, RenamingDecoder):
+            self._decode.rename(aliases, required)
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        decoded = self._decode(chunk)
+        names = self._arrow_schema.names
+        rows = [_column(decoded.rows, (*self._within, *self._paths[name])) for name in names]
+        moved = with_others(pa.Table.from_arrays(rows, names=names), decoded.rows)
+        rejections = [r._replace(error=self._in_columns(r.error)) for r in decoded.rejections]
+        drift = self._of_columns(decoded.drift)
+        found = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
+        if self._texts:
+            found = self._texts(found)
+        rows = [_filled(found.rows.column(name), self._defaults.get(name)) for name in names]
+        found = dataclasses.replace(found, rows=with_others(pa.Table.from_arrays(rows, names=names), found.rows))
+        return without_missing(found, self._optional, self._arrow_schema)
+
+    def _in_columns(self, error: str) -> str:
+        """Return the error text with the column's name instead of its path in the record."""
+        for before, name in self._errors:
+            if error.startswith(before) and error[len(before) : len(before) + 1] in {":", "."}:
+                return name + error[len(before) :]
+        return error
+
+    def _of_columns(self, drift: SchemaDrift) -> SchemaDrift:
+        """Return the drift with columns' names. New fields next to those of columns, in an object, are left out."""
+        if not drift.is_change:
+            return drift
+        names = {path: name for name, path in self._paths.items()}
+        outer = {path[:1] for path in names if len(path) > 1}
+
+        def moved(path: Path) -> Path | None:
+            for end in range(len(path), 0, -1):
+                if (name := names.get(path[:end])) is not None:
+                    return (name, *path[end:])
+            return None if path[:1] in outer or path[0] in self._paths else path
+
+        new = {there: kind for path, kind in drift.new.items() if (there := moved(path))}
+        wider = {there: kind for path, kind in drift.wider.items() if (there := moved(path))}
+        optional = frozenset(there for path in drift.optional if (there := moved(path)))
+        records = drift.records if new else 0
+        return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
+
+
+class _Texts:
+    """Reads columns whose values arrived as JSON texts: casts the texts, and decodes them as strictly as records."""
+
+    def __init__(
+        self, columns: Mapping[NestedField, Reading], units: Mapping[int, str], optional: Collection[str]
+    ) -> None:
+        from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
+
+        self._columns = {field.name: (field, reading) for field, reading in columns.items()}
+        fields = [
+            field.model_copy(update={"required": field.required and field.name not in optional}) for field in columns
+        ]
+        self.decode = JsonDecoder(
+            Schema(*fields), {i: unit for i, unit in units.items() if i in {f.field_id for f in fields}}
+        )
+
+    def __call__(self, decoded: Decoded) -> Decoded:
+        """Replace the texts by values. Rejects the records with a text that is no value of its column."""
+        parts: list[pa.Array | pa.Scalar] = []
+        cast: dict[str, pa.Array] = {}
+        for n, (name, (field, reading)) in enumerate(self._columns.items()):
+            texts = without(_whole(decoded.rows.column(name)), reading.nulls)
+            values = rewritten(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
+            if reading.rounding and isinstance(field.field_type, DecimalType):
+                values = rounded(values, field.field_type.scale, reading.rounding)
+            if values is not texts:
+                cast[name] = pc.fill_null(pc.not_equal(values, texts), False)
+            parts += [
+                _text(f"{',' if n else '{'}{json.dumps(name, ensure_ascii=False)}:"),
+                pc.fill_null(values, "null"),
+            ]
+        records = pc.binary_join_element_wise(*parts, _text("}\n"), _text(""))
+        found = self.decode(Chunk.of_column(_lines(records)))
+        order = np.argsort(found.kept, kind="stable")
+        places = found.kept[order]
+        rows = decoded.rows.take(pa.array(places))
+        for name in self._columns:
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, name, found.rows.column(name).take(pa.array(order)))
+        counts = {name: pc.sum(mask.take(pa.array(places))).as_py() or 0 for name, mask in cast.items()}
+        drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
+        rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
+        return dataclasses.replace(
+            decoded,
+            rows=rows,
+            kept=decoded.kept[places],
+            rejections=[*decoded.rejections, *rejections],
+            drift=joined_drift([decoded.drift, drift]),
+        )
+
+
+def _text(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())
+
+
+def _lines(texts: pa.Array) -> BinaryColumn:
+    """Return texts that end with a newline as values of records, without copying them."""
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
+    return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def _default(field: NestedField, units: Mapping[int, Unit], value: Any) -> pa.ChunkedArray:
+    """Return the default of a column, as an array of one value. Raises SpecError if it is no value of the column."""
+    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - as above
+
+    unit = unit_of(units.get(field.field_id))
+    decode = JsonDecoder(Schema(field), {} if unit is None else {field.field_id: unit})
+    decoded = decode(Chunk.of_values([json.dumps({field.name: value}).encode()]))
+    for rejection in decoded.rejections:
+        raise SpecError(f"schema.{field.name}.default: {rejection.error}")
+    return decoded.rows.column(0)
+
+
+def _filled(column: pa.ChunkedArray, default: pa.ChunkedArray | None) -> pa.ChunkedArray:
+    """Return the column with a default instead of nulls. Arrow's `fill_null` does not support every type."""
+    if default is None or not column.null_count:
+        return column
+    places = np.where(column.is_null().to_numpy(), len(column), np.arange(len(column)))
+    return pa.chunked_array([*column.chunks, *default.chunks], default.type).take(pa.array(places))
+
+
+_PLAIN = Reading()
+
+
+class _Shape:
+    """The fields of a record, as objects, lists and columns within each other."""
+
+    def __init__(self, *, lists: bool) -> None:
+        self.units: dict[int, str] = {}
+        self._lists = lists
+        self._tree: dict[str | int, Any] = {}
+        self._ids = FIRST_ID
+
+    def put(self, path: FieldPath, field: NestedField) -> None:
+        """Add a column at a path. One that is within a list becomes optional, because elements may be missing."""
+        tree = self._tree
+        *outer, last = self._merged(path)
+        for step in outer:
+            tree = tree.setdefault(step, {})
+        is_inside = any(isinstance(step, int) for step in path)
+        tree.setdefault(last, field.model_copy(update={"required": False}) if is_inside else field)
+
+    def _merged(self, path: FieldPath) -> FieldPath:
+        return tuple(0 if self._lists and isinstance(step, int) else step for step in path)
+
+    def steps(self, path: FieldPath) -> FieldPath:
+        """Return the path as in a decoder's error texts."""
+        return tuple("element" if self._lists and isinstance(step, int) else step for step in path)
+
+    def fields(self) -> list[NestedField]:
+        return self._fields(self._tree)
+
+    def _fields(self, tree: Mapping[str | int, Any]) -> list[NestedField]:
+        found = []
+        for step, inside in tree.items():
+            if isinstance(inside, NestedField):
+                found.append(inside.model_copy(update={"name": str(step)}))
+            else:
+                required = _has_required(inside)
+                found.append(NestedField(self._id(), str(step), self._type(inside), required=required))
+                if isinstance(next(iter(inside)), int) and not self._lists:
+                    self.units[found[-1].field_id] = LISTED
+        return found
+
+    def _type(self, tree: Mapping[str | int, Any]) -> IcebergType:
+        inner = self._fields(tree)
+        if self._lists and isinstance(next(iter(tree)), int):
+            return ListType(self._id(), inner[0].field_type, element_required=False)
+        return StructType(*inner)
+
+    def _id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+
+def _has_required(inside: Any) -> bool:
+    return inside.required if isinstance(inside, NestedField) else any(map(_has_required, inside.values()))
+
+
+def without_missing(decoded: Decoded, required: Sequence[str], schema: pa.Schema) -> Decoded:
+    """Reject the records in which one of the `required` columns is null. `schema` has the decoder's own columns."""
+    missing = np.zeros(len(decoded.kept), np.bool_)
+    rejections: list[Rejection] = []
+    for name in required:
+        null = decoded.rows.column(name).is_null().to_numpy()
+        text = f"{name}: required, and missing or null"
+        rejections += [Rejection(place, "MissingRequired", text) for place in decoded.kept[null & ~missing].tolist()]
+        missing |= null
+    found = dataclasses.replace(
+        decoded,
+        rows=decoded.rows.filter(pa.array(~missing)) if rejections else decoded.rows,
+        kept=decoded.kept[~missing],
+        rejections=[*decoded.rejections, *rejections],
+    )
+    others = found.rows
+    own = pa.Table.from_arrays([others.column(name) for name in schema.names], schema=schema)
+    return dataclasses.replace(found, rows=with_others(own, others))
+
+
+def _column(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:
+    column = rows.column(path[0])
+    if len(path) == 1:
+        return column
+    parts = [_at(part, path[1:]) for part in (column.chunks or [pa.array([], column.type)])]
+    return pa.chunked_array(parts)
+
+
+def _at(array: pa.Array, path: FieldPath) -> pa.Array:
+    """Return the values at a path inside an array."""
+    for step in path:
+        if pa.types.is_struct(array.type):
+            array = pc.struct_field(array, str(step))
+        else:
+            offsets = array.offsets.to_numpy()
+            there = array.is_valid().to_numpy(zero_copy_only=False) & (np.diff(offsets) > step)
+            array = array.values.take(pa.array(np.where(there, offsets[:-1] + step, 0), mask=~there))
+    return array

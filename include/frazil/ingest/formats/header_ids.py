@@ -1,0 +1,75 @@
+"""Reads schema ids from headers, where newer serializers of Confluent write them instead of a frame before the value.
+
+The header has a byte and the id, or a byte and the schema's GUID, and in Protobuf also the message's indexes. A frame
+with the same content is put before the value, so that the format's decoder reads it as usual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
+from frazil.ingest.headers import header_column
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
+
+VALUE_SCHEMA_ID = "__value_schema_id"
+_ID, _GUID = 0, 1
+"""First byte of the header: an id of four bytes follows, or a GUID of 16."""
+_ID_END, _GUID_END = 5, 17
+
+
+class HeaderIdDecoder:
+    """Decodes records whose schema id is in a header or in a frame."""
+
+    def __init__(self, decode: Decoder, id_of: Callable[[bytes], int]) -> None:
+        """`id_of` returns the id that stands for a GUID."""
+        self._decode, self._id_of = decode, id_of
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
+
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
+
+    def rename(self, aliases: dict[str, str], required: Collection[str]) -> None:
+        if isinstance(self._decode, RenamingDecoder):
+            self._decode.rename(aliases, required)
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        if chunk.headers is None:
+            return self._decode(chunk)
+        headers = header_column(chunk.headers, VALUE_SCHEMA_ID, len(chunk))
+        named = (headers.lengths != NULL) & (chunk.values.lengths != NULL)
+        if not named.any():
+            return self._decode(chunk)
+        values = [*chunk.values]
+        wrong = []
+        for place in np.flatnonzero(named).tolist():
+            header = headers[place] or b""
+            frame = self._frame(header)
+            if frame is None:
+                text = f"the header {VALUE_SCHEMA_ID} has neither an id nor a GUID: {header[:20].hex(' ')}"
+                wrong.append(Rejection(place, "NotFramed", text))
+            else:
+                values[place] = frame + (values[place] or b"")
+        good = np.setdiff1d(np.arange(len(chunk)), [r.index for r in wrong])
+        part = chunk.part(good, chunk.target)
+        decoded = self._decode(dataclasses.replace(part, values=BinaryColumn.of([values[i] for i in good.tolist()])))
+        moved = decoded.moved(good)
+        return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
+
+    def _frame(self, header: bytes) -> bytes | None:
+        """Return the frame that says the same as a header; None if the header has no id."""
+        if len(header) >= _ID_END and header[0] == _ID:
+            return header
+        if len(header) >= _GUID_END and header[0] == _GUID:
+            made = self._id_of(header[1:_GUID_END]) & 0xFFFFFFFF
+            return b"\0" + made.to_bytes(4) + header[_GUID_END:]
+        return None

@@ -1,0 +1,108 @@
+"""Rewrites the JSON texts of values whose column has a lenient cast, or names values that mean null.
+
+The rewritten texts are then read as strictly as any other value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg import types as iceberg
+
+ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
+
+Rule = tuple[str, str]
+"""A pattern of a whole JSON text, and its replacement. RE2 takes time linear in the text."""
+
+_WHOLE: tuple[Rule, ...] = (
+    (r'^"\s*(?:\+|(-?))0*([0-9]+)(?:\.0*)?\s*"$', r"\1\2"),
+    (r"^(-?[0-9]+)\.0+$", r"\1"),
+)
+_NUMBER: tuple[Rule, ...] = (
+    (r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"$', r"\1\2"),
+    (r'^"(-?(?:NaN|Infinity))"$', r"\1"),
+)
+_EPOCH: tuple[Rule, ...] = ((r'^"\s*(-?[0-9]+)(?:\.0*)?\s*"$', r"\1"), (r"^(-?[0-9]+)\.0+$", r"\1"))
+_RULES: Mapping[type[iceberg.IcebergType], tuple[Rule, ...]] = {
+    iceberg.IntegerType: _WHOLE,
+    iceberg.LongType: _WHOLE,
+    iceberg.FloatType: _NUMBER,
+    iceberg.DoubleType: _NUMBER,
+    iceberg.DecimalType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
+    iceberg.BooleanType: ((r'^"\s*(?i:true)\s*"$|^"?1"?$', "true"), (r'^"\s*(?i:false)\s*"$|^"?0"?$', "false")),
+    iceberg.StringType: ((r"^(-?[0-9][0-9.eE+-]*|true|false)$", r'"\1"'),),
+    iceberg.DateType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
+}
+_SHORT = re.compile(r'"(?:[^"\\]|\\.){0,200}"')
+
+
+def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[Rule, ...]:
+    """Return the rules by which texts of other forms become values of a type."""
+    if unit is not None and isinstance(kind, iceberg.TimestampType | iceberg.TimestamptzType):
+        return _EPOCH
+    return _RULES.get(type(kind), ())
+
+
+def rewritten(texts: pa.Array, rules: Iterable[Rule]) -> pa.Array:
+    """Apply the rules to the texts that match them."""
+    for pattern, replacement in rules:
+        texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
+    return texts
+
+
+def rounded(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
+    """Round the numbers with more than `scale` digits after the point. Other texts stay unchanged."""
+
+    def one(text: str) -> str:
+        number = Decimal(text.strip('"'))
+        if not -60 < number.adjusted() < 60:
+            return text
+        made = number.quantize(Decimal(1).scaleb(-scale), ROUNDINGS[rounding], Context(prec=200))
+        return text if made == number else f'"{made:f}"'
+
+    pattern = (
+        rf'^"?-?[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}"?$|^"?-?[0-9]{{1,60}}(?:\.[0-9]{{1,60}})?[eE]-?[0-9]{{1,3}}"?$'
+    )
+    return _each(texts, pc.match_substring_regex(texts, pattern), one)
+
+
+def without(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
+    """Replace the texts of these values by null. A number has several texts, and so does a string with escapes."""
+    plain = {value for value in nulls if isinstance(value, str)}
+    numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
+    exact = [json.dumps(value, ensure_ascii=False) for value in nulls]
+    found = pc.is_in(texts, pa.array(exact, texts.type))
+    if numbers:
+        some = pc.filter(
+            texts, pc.match_substring_regex(texts, r"^-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?$")
+        )
+        same = [text for text in pc.unique(some).to_pylist() if Decimal(text) in numbers]
+        found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
+    if plain:
+        some = pc.filter(texts, pc.and_(pc.starts_with(texts, '"'), pc.match_substring(texts, "\\")))
+        same = [text for text in pc.unique(some).to_pylist() if _content(text) in plain]
+        found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
+    return pc.if_else(pc.fill_null(found, False), pa.scalar(None, texts.type), texts)
+
+
+def _content(text: str) -> str | None:
+    try:
+        found = json.loads(text, strict=False)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _each(texts: pa.Array, mask: pa.Array, change: Callable[[str], str]) -> pa.Array:
+    """Change the texts that the mask selects, each distinct text once."""
+    mask = pc.fill_null(mask, False)
+    if not pc.any(mask).as_py():
+        return texts
+    chosen = pc.filter(texts, mask).dictionary_encode()
+    changed = pa.array(map(change, chosen.dictionary.to_pylist()), texts.type).take(chosen.indices)
+    return pc.replace_with_mask(texts, mask, changed)

@@ -1,0 +1,36 @@
+"""Parses paths that lead to a field of a record, such as `payload.user.id` or `items[0].sku`."""
+
+from __future__ import annotations
+
+import re
+
+FieldPath = tuple[str | int, ...]
+"""Names of fields, and indexes in lists."""
+
+_STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
+_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
+
+
+def parse_path(text: str) -> FieldPath:
+    """Parse a path. Raises ValueError with the allowed forms."""
+    path: list[str | int] = []
+    position = 0
+    while position < len(text):
+        step = _STEP.match(text, position)
+        if step is None or ((step["index"] is None) and text.startswith(".", position) is not bool(path)):
+            raise ValueError(f"has a name with an empty part, or a bracket without an index; {_FORMS}")
+        path.append(re.sub(r"\\(.)", r"\1", step["name"]) if step["index"] is None else int(step["index"]))
+        position = step.end()
+    if not path or isinstance(path[0], int):
+        raise ValueError(f"does not begin with a name; {_FORMS}")
+    if any(isinstance(name, str) and (not name.strip() or set(name) & set('"\\') or min(name) < " ") for name in path):
+        raise ValueError("has a name that is blank, or with a quote, a backslash or a control character")
+    return tuple(path)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse a path without indexes. Raises ValueError."""
+    path = parse_path(text)
+    if not all(isinstance(name, str) for name in path):
+        raise ValueError("has an index, and each part must be an object; write field, or outer.inner")
+    return tuple(map(str, path))

@@ -1,0 +1,112 @@
+"""Rules for how columns are read from records: from which field, and by which conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from frazil.spec.formats import envelope_of
+from frazil.spec.inconsistent import Problem
+from frazil.spec.paths import FieldPath
+from frazil.spec.upsert import key_fields
+
+if TYPE_CHECKING:
+    from frazil.spec.column import Column
+    from frazil.spec.model import StreamSpec
+
+NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
+"""Formats whose records have field names, so that a record shows which fields it has beyond the schema."""
+
+
+def problems(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield readings of columns that are not possible, each with the reason."""
+    if spec.source.columns:
+        for column in spec.columns:
+            for key in column.reading():
+                what = "describes a record's field, and a transform makes this column; move it to source.schema"
+                yield Problem(f"schema.{column.name}.{key}", None, what)
+    place = "source.schema" if spec.source.columns else "schema"
+    read: dict[FieldPath, str] = {}
+    for column in spec.record_columns:
+        if column.name in spec.beside_value or column.name == spec.rest:
+            how = "a key or header" if column.name in spec.beside_value else "all other fields"
+            for key in column.reading():
+                what = f"is for a field of the value, and the column keeps {how}; leave it out"
+                yield Problem(f"{place}.{column.name}.{key}", None, what)
+            continue
+        if reason := _not_readable(spec, column):
+            yield Problem(f"{place}.{column.name}.from", column.from_, reason)
+        for key, value, reason in _not_possible(spec, column):
+            yield Problem(f"{place}.{column.name}.{key}", value, reason)
+        for path, other in read.items():
+            length = min(len(path), len(column.path))
+            if path[:length] == column.path[:length]:
+                named = column if column.from_ else next(c for c in spec.record_columns if c.name == other)
+                what = f"is read by the column {other if named is column else column.name} too; let one column have it"
+                yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
+        read[column.path] = column.name
+
+
+def _not_readable(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
+    """Return why a column cannot have its `from`; None if it can, or has none."""
+    if column.from_ is None:
+        return None
+    declared = spec.source.format
+    if declared.type == "csv":
+        return "is for records whose fields have names; name the column in source.format.columns at its place"
+    if declared.type not in NAMED_FIELDS:
+        return f"is for records whose fields have names, and source.format is {declared.type}; leave it out"
+    if envelope := envelope_of(declared):
+        if column.name in envelope.metadata:
+            return "is for fields of the row, and envelope.metadata fills this column; leave it out"
+        if len(column.path) > 1:
+            return "leads into a value, and an envelope's rows are compared by column; name one field of `after`"
+    if column.name in key_fields(spec):
+        return (
+            "is not possible for a key that tombstones have in their own fields; let the column have the field's name"
+        )
+    dropped = spec.sensitive.dropped if spec.sensitive else ()
+    path = tuple(str(step).lower() for step in column.path)
+    if any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped):
+        return "is a sensitive field that is dropped; take the column out, or protect it in another way"
+    return None
+
+
+def _not_possible(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
+    """Yield which conversions a column cannot have: the key, its value, and the reason."""
+    declared = spec.source.format
+    reading = column.reading(spec.cast)
+    conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
+    for key in [key for key in conversions if key != "default"] if declared.type == "csv" else ():
+        instead = "; let source.format.null name the text of null" if key == "null-if" else ""
+        yield key, reading[key], f"is for values with types, and source.format is csv{instead}, or use a transform"
+    for key in conversions if declared.type in {"string", "bytes"} else ():
+        yield key, reading[key], f"is for records whose fields have names, and source.format is {declared.type}"
+    if envelope_of(declared) and "cast" in reading:
+        yield "cast", "lenient", "is of no use in an envelope: its types are those of the source's table; leave it out"
+    if "<" in column.type:
+        written = {"cast": column.cast == "lenient", "null-if": column.null_if, "default": column.default is not None}
+        for key in [key for key, is_written in written.items() if is_written]:
+            yield key, None, f"is for single values, and the column is {column.type}; read its fields with `from`"
+        return
+    kind = column.type.partition("(")[0]
+    if column.rounding and kind != "decimal":
+        yield "rounding", column.rounding, f"is for a decimal, and the column is {column.type}; leave it out"
+    elif column.rounding and "cast" not in reading:
+        yield "rounding", column.rounding, "needs cast: lenient"
+    if column.name in spec.key and (column.default is not None or column.null_if):
+        key = "default" if column.default is not None else "null-if"
+        yield key, None, "is not for a column of the key, which each record must have; leave it out"
+    if column.type and column.default is not None and not _is_of(column.default, kind, column.unit):
+        yield "default", column.default, f"is no value of a column of type {column.type}"
+
+
+def _is_of(value: object, kind: str, unit: str | None) -> bool:
+    """Return whether a JSON value has the form of a type's values. Its content is checked when records are read."""
+    if kind == "boolean" or isinstance(value, bool):
+        return kind == "boolean" and isinstance(value, bool)
+    if kind in {"int", "long"}:
+        return isinstance(value, int)
+    if kind in {"float", "double", "decimal"} or unit not in {None, "iso"}:
+        return isinstance(value, int | float) or (kind == "decimal" and isinstance(value, str))
+    return isinstance(value, str)

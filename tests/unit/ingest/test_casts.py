@@ -1,0 +1,183 @@
+"""Lenient casts, values that mean null, and defaults: what each accepts, and that what was cast is counted."""
+
+# ruff: noqa: E501 - a table is read by its rows
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from frazil.errors import SpecError
+from frazil.ingest.formats.protobuf.schema import message_of
+from frazil.spec.load import validate_stream
+from tests.unit.ingest.test_json_texts import avro, declared, decode
+
+
+def loaded(value: str, column: dict[str, Any], **more: Any) -> Any:
+    """Given: the JSON text of the field x; none if empty. Returns the column's value, or the error of a dead letter."""
+    record = f'{{"x": {value}, "y": 1}}' if value else '{"y": 1}'
+    decoded = decode([record.encode()], declared({"x": column, "y": "int"}, **more))
+    if decoded.rejections:
+        return decoded.rejections[0].error
+    return decoded.rows["x"].to_pylist()[0], dict(decoded.drift.cast)
+
+
+def test_what_was_cast_is_counted_by_column() -> None:
+    columns = {"a": "int", "b": {"type": "boolean", "cast": "strict"}, "c": {"type": "string"}, "d": "list<int>"}
+    records = [
+        {"a": "7", "b": True, "c": 1, "d": [1]}, {"a": 7, "b": False, "c": "x"}, {"a": "x", "c": 1}, {"a": 7.0, "b": "true"},
+        {"a": "8"},
+    ]  # fmt: skip
+    decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
+    assert [(row["a"], row["b"], row["c"], row["d"]) for row in decoded.rows.to_pylist()] == [
+        (7, True, "1", [1]), (7, False, "x", None), (8, None, None, None),
+    ]  # fmt: skip
+    assert decoded.kept.tolist() == [0, 1, 4]
+    assert decoded.drift.cast == {"a": 2, "c": 1}
+    assert [(r.index, r.error) for r in decoded.rejections] == [
+        (3, "b: true or false (boolean) is needed, this is the string 'true'"),
+        (2, "a: a whole number (int) is needed, this is the string 'x'"),
+    ]
+
+
+def test_a_strict_stream_counts_nothing() -> None:
+    decoded = decode([b'{"x": 1}', b'{"x": "1"}'], declared({"x": "int"}))
+    assert (dict(decoded.drift.cast), len(decoded.rejections)) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ('"N/A"', None),
+        ('"\\u004e/A"', None),
+        ('""', None),
+        ("-999", None),
+        ("-999.0", None),
+        ("-9.99e2", None),
+        ("1.5", 1.5),
+    ],
+)
+def test_values_that_mean_null_are_null_whatever_their_text(value: str, found: float | None) -> None:
+    column = {"type": "double", "null-if": ["N/A", "", -999]}
+    assert loaded(value, column) == (found, {})
+    assert loaded(value, {**column, "default": 2.5}) == (2.5 if found is None else found, {})
+    if found is None:
+        assert loaded(value, {**column, "required": True}) == "x: required, and missing or null"
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "found"),
+    [
+        ("int", 5, 5), ("string", "none", "none"), ("boolean", False, False), ("decimal(5, 2)", "1.50", "1.50"),
+        ("date", "2026-01-01", "2026-01-01"), ("timestamptz", "2026-01-01T00:00:00Z", "2026-01-01 00:00:00+00:00"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("required", [True, False])
+def test_a_missing_field_takes_the_default(kind: str, default: Any, found: Any, required: bool) -> None:
+    column = {"type": kind, "default": default, "required": required}
+    for value in ("", "null"):
+        ((got, cast), said) = loaded(value, column), found
+        assert (str(got), cast) == (str(said), {})
+
+
+def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
+    columns = {"x": {"type": "int", "from": "a.b[1].c", "default": 3, "required": True, "cast": "lenient"}}
+    values = [b"{}", b'{"a": {"b": [1, {"c": "4"}]}}', b'{"a": {"b": [1, {"c": "x"}]}}']
+    decoded = decode(values, declared(columns))
+    assert decoded.rows["x"].to_pylist() == [3, 4]
+    assert [r.error for r in decoded.rejections] == ["x: a whole number (int) is needed, this is the string 'x'"]
+
+
+def test_avro_values_are_cast_too() -> None:
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "n", "type": ["null", "string"]}, {"name": "l", "type": "long"}],
+    }
+    columns = {
+        "n": {"type": "int", "cast": "lenient", "null-if": ["-"]}, "l": {"type": "string", "cast": "lenient"},
+    }  # fmt: skip
+    form = {"type": "avro", "schema-text": json.dumps(schema)}
+    records = [avro({"n": n, "l": 5}, schema) for n in ("7", None, "-", "x")]
+    decoded = decode(records, declared(columns, form))
+    assert [(row["n"], row["l"]) for row in decoded.rows.to_pylist()] == [(7, "5"), (None, "5"), (None, "5")]
+    assert decoded.drift.cast == {"n": 1, "l": 3}
+    schema = {**schema, "fields": [{"name": "d", "type": ["null", "double"]}, {"name": "f", "type": "float"}]}
+    columns = {"d": {"type": "double", "cast": "lenient"}, "f": {"type": "float", "null-if": [0.5]}}
+    values = [{"d": float("-inf"), "f": float("inf")}, {"d": None, "f": 0.5}, {"d": 0.1, "f": 0.25}]
+    form = {"type": "avro", "schema-text": json.dumps(schema)}
+    decoded = decode([avro(value, schema) for value in values], declared(columns, form))
+    assert decoded.rows.select(["d", "f"]).to_pylist() == [values[0], {"d": None, "f": None}, values[2]]
+    assert decoded.drift.cast == {}
+
+
+def test_protobufs_numbers_are_numbers_although_its_json_mapping_writes_some_as_text() -> None:
+    text = """syntax = "proto3"; import "google/protobuf/wrappers.proto"; enum E {A = 0; B = 1;}
+    message R {double d = 1; float f = 2; google.protobuf.Int64Value w = 3; E e = 4; bool b = 5; bytes y = 6; int64 n = 7;}
+    """
+    kinds = {"d": "double", "f": "float", "w": "long", "e": "string", "b": "boolean", "y": "binary", "n": "long"}
+    form = {"type": "protobuf", "schema-text": text, "message": "R"}
+    message = GetMessageClass(message_of(text, (), "R"))(d=float("inf"), f=0.1, e=1, b=True, y=b"ab", n=2**60)
+    message.w.value = 3
+    value = message.SerializeToString()
+    (usual,) = decode([value], declared(kinds, form)).rows.to_pylist()
+    for how in ({"cast": "lenient"}, {"null-if": ["-"]}):
+        decoded = decode([value], declared({name: {"type": kind, **how} for name, kind in kinds.items()}, form))
+        assert (decoded.rows.to_pylist(), decoded.drift.cast) == ([usual], {})
+    columns = {"w": {"type": "boolean", "cast": "lenient"}, "n": {"type": "long", "null-if": [2**60], "default": 5}}
+    decoded = decode([value], declared(columns, form))
+    assert [r.error for r in decoded.rejections] == ["w: true or false (boolean) is needed, this is the number 3"]
+    message.w.value = 1
+    decoded = decode([message.SerializeToString()], declared(columns, form))
+    assert decoded.rows.select(["w", "n"]).to_pylist() == [{"w": True, "n": 5}]
+    assert decoded.drift.cast == {"w": 1}
+
+
+def test_captured_changes_have_values_that_mean_null_and_defaults() -> None:
+    """PostgreSQL's infinity arrives as a number or a text that no timestamp can hold."""
+    until = {"type": "timestamptz", "unit": "us", "null-if": [9223372036825200000], "default": "9999-12-31T00:00:00Z"}
+    columns = {"id": "long not null", "until": {**until, "default": 253402214400000000}}
+    spec = declared(columns, {"type": "json", "envelope": "debezium"}, mode="upsert", key="id")
+    spec["event-time"] = "kafka_timestamp"
+    events = [{"op": "c", "after": {"id": 1, "until": value}, "source": {}} for value in (9223372036825200000, 5, None)]
+    decoded = decode([json.dumps(one).encode() for one in events], spec)
+    assert decoded.rejections == []
+    assert [str(value) for value in decoded.rows["until"].to_pylist()] == [
+        "9999-12-31 00:00:00+00:00", "1970-01-01 00:00:00.000005+00:00", "9999-12-31 00:00:00+00:00",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "form", "more", "said"),
+    [
+        ({"type": "struct<a: int>", "cast": "lenient"}, "json", {}, "is for single values, and the column is struct<a: int>"),
+        ({"type": "int", "rounding": "half-up"}, "json", {}, "is for a decimal"),
+        ({"type": "decimal(5, 2)", "rounding": "half-up"}, "json", {}, "needs cast: lenient"),
+        ({"type": "list<int>", "null-if": [1]}, "json", {}, "is for single values"),
+        ({"type": "int", "cast": "lenient"}, "csv", {}, "source.format is csv"),
+        ({"type": "int", "null-if": ["-"]}, "csv", {}, "source.format.null"),
+        ({"type": "string", "default": "x"}, "string", {}, "source.format is string"),
+        ({"type": "int", "default": "x"}, "json", {}, "is no value of a column of type int"),
+        ({"type": "string", "default": 1}, "json", {}, "is no value of a column of type string"),
+        ({"type": "string", "default": "x"}, "json", {"rest": "x"}, "keeps all other fields"),
+        (
+            {"type": "int", "cast": "lenient"},
+            {"type": "json", "envelope": "debezium"},
+            {"mode": "upsert", "key": "y"},
+            "its types are those of the source's table",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_column_cannot_have_is_refused_with_the_reason(
+    column: dict[str, Any], form: Any, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError) as error:
+        validate_stream(
+            declared({"x": column, "y": "int not null"} if form != "string" else {"x": column}, form, **more),
+            Path("s.yaml"),
+        )
+    assert said in str(error.value)

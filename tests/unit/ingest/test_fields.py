@@ -1,0 +1,265 @@
+"""Columns that are read from fields of other names and at other places: `from`."""
+
+# ruff: noqa: E501 - a table is read by its rows
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats import decoder, quoter
+from frazil.ingest.formats.fields import record_path
+from frazil.ingest.formats.json import decoder as json_decoder
+from frazil.spec import iceberg
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from frazil.spec.paths import parse_path
+from tests.unit.ingest.test_json_texts import PROTO, avro, declared, decode, proto
+from tests.unit.ingest.test_unwrap import drift
+
+COLUMNS: dict[str, Any] = {
+    "id": {"type": "long", "from": "payload.user.id", "required": True},
+    "sku": {"type": "string", "from": "items[0].sku"},
+    "price": {"type": "decimal(9, 2)", "from": "row[2]"},
+    "side": {"type": "string", "from": "row[1]"},
+    "dotted": {"type": "int", "from": r"a\.b"},
+    "spaced": {"type": "int", "from": "My Field.Ä b"},
+}
+
+
+def row(record: dict[str, Any], columns: dict[str, Any] = COLUMNS, **more: Any) -> dict[str, Any] | tuple[str, str]:
+    decoded = decode([json.dumps(record).encode()], declared(columns, **more))
+    if decoded.rejections:
+        ((_, error_class, error),) = decoded.rejections
+        return error_class, error
+    (found,) = decoded.rows.to_pylist()
+    assert found.pop("at") is None
+    return found
+
+
+def test_a_column_takes_the_field_at_its_path() -> None:
+    record = {
+        "payload": {"user": {"id": 7, "name": "x"}, "more": 1},
+        "items": [{"sku": "a", "n": 1}, {"sku": 5}],
+        "row": [1, "buy", "9.50", {"x": []}],
+        "a.b": 3,
+        "a": {"b": 4},
+        "My Field": {"Ä b": 5},
+        "id": "not this one",
+    }
+    found = row(record)
+    assert {name: str(value) for name, value in found.items()} == {  # type: ignore[union-attr]
+        "id": "7", "sku": "a", "price": "9.50", "side": "buy", "dotted": "3", "spaced": "5",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome"),
+    [
+        ({}, ("MissingRequired", "payload: required, and missing or null")),
+        ({"payload": {"user": {}}}, ("MissingRequired", "id: required, and missing or null")),
+        ({"payload": {"user": 1}}, ("TypeMismatch", "payload.user: an object is needed, this is the number 1")),
+        (
+            {"payload": {"user": {"id": "x"}}},
+            ("TypeMismatch", "id: a whole number (long) is needed, this is the string 'x'"),
+        ),
+        (
+            {"payload": {"user": {"id": 1}}, "row": [0, 5]},
+            ("TypeMismatch", "side: a string is needed, this is the number 5"),
+        ),
+        ({"payload": {"user": {"id": 1}}, "items": [{"sku": 5}]}, ("TypeMismatch", "sku: a string is needed, this is the number 5")),
+        ({"payload": {"user": {"id": 1}}, "items": {"sku": "x"}}, ("TypeMismatch", "items: an array is needed, this is an object")),
+        ({"payload": {"user": {"id": 1}}, "row": [0, "b", "1.234"]}, ("TypeMismatch", "price: 1.234 does not fit decimal(9, 2)")),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_column_or_the_object_around_its_field(
+    record: dict[str, Any], outcome: tuple[str, str]
+) -> None:
+    assert row(record) == outcome
+
+
+@pytest.mark.parametrize("items", [None, [], [None], [{}], [{"other": 1}]])
+def test_an_element_that_is_not_there_is_null(items: Any) -> None:
+    found = row({"payload": {"user": {"id": 1}}, "items": items, "row": [1]})
+    assert (found["sku"], found["side"]) == (None, None)  # type: ignore[index]
+
+
+def test_a_required_element_that_is_not_there_is_a_dead_letter() -> None:
+    columns = {"x": {"type": "int", "from": "row[1]", "required": True}}
+    assert row({"row": [1]}, columns) == ("MissingRequired", "x: required, and missing or null")
+    assert row({}, columns) == ("MissingRequired", "x: required, and missing or null")
+    assert row({"row": [1, 2]}, columns) == {"x": 2}
+
+
+def test_a_key_given_twice_on_the_way_is_a_dead_letter() -> None:
+    columns = {"x": {"type": "int", "from": "a[1].b"}}
+    (found,) = decode([b'{"a": [0, {"b": 1, "b": 2}]}'], declared(columns)).rejections
+    assert found.error == "x: given twice"
+
+
+elements = (
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text('ab\\"', max_size=2) | st.just({"b": 1}) | st.just([1])
+)
+
+
+@given(st.lists(st.lists(elements, max_size=4), max_size=5), st.booleans())
+def test_the_loop_and_the_reader_of_single_records_agree(arrays: list[list[Any]], spaced: bool) -> None:
+    """Given: arrays of any values. Two of their elements are columns."""
+    columns = {"x": {"type": "int", "from": "a[1]"}, "y": {"type": "struct<b: int>", "from": "a[2]"}}
+    separators = (" , ", " : ") if spaced else (",", ":")
+    records = [json.dumps({"z": 1, "a": array}, separators=separators).encode() for array in arrays]
+    looped = decode(records, declared(columns))
+    reader = json_decoder.ChunkReader.__call__
+    try:
+        json_decoder.ChunkReader.__call__ = (
+            lambda self, values: (  # type: ignore[method-assign]
+                reader(self, values[:0])[0],
+                json_decoder.np.ones(len(values), bool),
+            )
+        )
+        single = decode(records, declared(columns))
+    finally:
+        json_decoder.ChunkReader.__call__ = reader  # type: ignore[method-assign]
+    order = looped.kept.argsort(kind="stable")
+    assert looped.rows.take(order).equals(single.rows)
+    assert sorted(looped.rejections) == sorted(single.rejections)
+
+
+def test_rest_keeps_what_paths_leave() -> None:
+    columns = {"id": {"type": "long", "from": "payload.id"}, "first": {"type": "int", "from": "list[0]"}, "r": "string"}
+    record = {"payload": {"id": 1, "a": 2}, "list": [1, 2], "b": 3}
+    assert row(record, columns, rest="r") == {"id": 1, "first": 1, "r": '{"payload": {"a": 2},"b": 3}'}
+
+
+def test_new_fields_become_columns_but_not_those_within_the_object_of_a_path() -> None:
+    columns = {"id": {"type": "long", "from": "payload.id"}, "place": {"type": "struct<a: int>", "from": "where"}}
+    records = [b'{"payload": {"id": 1, "other": 2}, "where": {"a": 1, "b": 2}, "new": 3}']
+    assert drift(records, columns, "json", "additive").new == {("place", "b"): "long", ("new",): "long"}
+    assert drift([b'{"payload": {"id": 1, "other": 2}}'], columns, "json", "additive").records == 0
+
+
+def test_paths_lead_on_from_the_object_that_unwrap_names() -> None:
+    columns = {"id": {"type": "long", "from": "user.id"}, "n": "int"}
+    form = {"type": "json", "unwrap": r"out\.er", "lines": True, "framing": "confluent"}
+    lines = b"\0\0\0\0\7" + b'{"out.er": {"user": {"id": 1}, "n": 2}}\n{"out.er": {"user": {"id": "x"}}}'
+    decoded = decode([lines, lines.partition(b"\n")[0]], declared(columns, form))
+    assert decoded.rows.select(["id", "n"]).to_pylist() == [{"id": 1, "n": 2}]
+    assert decoded.rejections[0].error.startswith("line 2: id: a whole number")
+
+
+def test_a_value_out_of_range_is_quoted_from_its_path() -> None:
+    units = {"at": {"unit": "ms", "from": ["a", 1, "b.c"]}}
+    path = record_path(("at",), units)
+    assert quoter("json")(b'{"a": [0, {"b.c": 5}]}', path) == "the number 5"
+
+
+def test_avro_and_protobuf_have_paths_too() -> None:
+    item = {"type": "record", "name": "I", "fields": [{"name": "v", "type": "int"}, {"name": "t", "type": "string"}]}
+    within = {"type": "record", "name": "W", "fields": [{"name": "items", "type": {"type": "array", "items": item}}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "w", "type": ["null", within]}]}
+    columns = {
+        "one": {"type": "int", "from": "w.items[0].v"}, "t": {"type": "string", "from": "w.items[1].t"},
+        "two": {"type": "int", "from": "w.items[1].v"},
+    }  # fmt: skip
+    records = [avro({"w": {"items": [{"v": n, "t": str(n)} for n in range(count)]}}, schema) for count in (0, 1, 3)]
+    decoded = decode(
+        [*records, avro({"w": None}, schema)], declared(columns, {"type": "avro", "schema-text": json.dumps(schema)})
+    )
+    assert decoded.rejections == []
+    found = [(row["one"], row["two"], row["t"]) for row in decoded.rows.to_pylist()]
+    assert found == [(None, None, None), (0, None, None), (0, 1, "1"), (None, None, None)]
+
+    columns = {
+        "deep": {"type": "long", "from": "holder.kept.big_one"}, "first": {"type": "string", "from": "x.s[0]"},
+        "many": {"type": "long", "from": "many[1]", "required": True},
+    }  # fmt: skip
+    form = {"type": "protobuf", "schema-text": PROTO, "message": "R"}
+    values = [{"holder": {"kept": {"big_one": "5"}}, "x": {"s": ["é", "z"]}, "many": ["1", "2"]}, {"many": ["1"]}]
+    decoded = decode([proto(value) for value in values], declared(columns, form))
+    assert decoded.rows.select([*columns]).to_pylist() == [{"deep": 5, "first": "é", "many": 2}]
+    assert [(r.index, r.error) for r in decoded.rejections] == [(1, "many: required, and missing or null")]
+
+
+def test_a_captured_row_has_fields_of_other_names() -> None:
+    columns = {
+        "id": {"type": "long", "from": "ID", "required": True}, "name": {"type": "string", "from": "Full Name"},
+    }  # fmt: skip
+    spec = declared(columns, {"type": "json", "envelope": "debezium"}, mode="upsert", key="id")
+    spec["event-time"] = "kafka_timestamp"
+    kept = "__debezium_unavailable_value"
+    events = [
+        {"op": "c", "after": {"ID": 1, "Full Name": "a"}, "source": {}},
+        {"op": "u", "after": {"ID": 1, "Full Name": kept}, "source": {}},
+        {"op": "d", "before": {"ID": 1}, "source": {}},
+        {"op": "c", "after": {"id": 1}, "source": {}},
+    ]
+    decoded = decode([json.dumps(one).encode() for one in events], spec)
+    found = [(row["id"], row["name"], row["_frazil_change"], row["_frazil_kept"]) for row in decoded.rows.to_pylist()]
+    assert found == [(1, "a", 0, None), (1, None, 0, [2]), (1, None, 1, None)]
+    ((_, _, error),) = decoded.rejections
+    assert error == "after.ID: required, and missing or null"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("a", ("a",)), ("a.b[0][12].c", ("a", "b", 0, 12, "c")), (r"a\.b.\[c\]", ("a.b", "[c]")), ("a b.C", ("a b", "C"))],
+)
+def test_a_path_is_names_and_indexes(text: str, path: tuple[str | int, ...]) -> None:
+    assert parse_path(text) == path
+
+
+@pytest.mark.parametrize("text", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[0]b", "[0]", "a. .b", 'a"b', "a\\b"])
+def test_another_text_is_no_path(text: str) -> None:
+    with pytest.raises(ValueError, match=r"has a name|does not begin"):
+        parse_path(text)
+
+
+def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        validate_stream(declared(columns, form, **more), Path("s.yaml"))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "form", "more", "said"),
+    [
+        ({"x": {"type": "int", "from": "a.b"}, "y": {"type": "int", "from": "a"}}, "json", {}, "is read by the column x too"),
+        ({"x": {"type": "int", "from": "y"}, "y": "int"}, "json", {}, "is read by the column y too"),
+        ({"x": {"type": "int", "from": "y"}}, "csv", {}, "name the column in source.format.columns"),
+        ({"x": {"type": "string", "from": "y"}}, "string", {}, "source.format is string"),
+        ({"x": {"type": "string", "from": "y"}}, "json", {"source": {"key": {"column": "x"}}}, "keeps a key or header"),
+        ({"x": {"type": "string", "from": "y"}}, "json", {"rest": "x"}, "keeps all other fields"),
+        ({"x": {"type": "string", "from": "a..b"}}, "json", {}, "empty part"),
+        ({"x": {"type": "string", "from": "card.no"}}, "json", {"sensitive": {"fields": {"Card": "drop"}}}, "is dropped"),
+        (
+            {"x": {"type": "int", "from": "a.b"}, "k": "int not null"},
+            {"type": "json", "envelope": "debezium"},
+            {"mode": "upsert", "key": "k"},
+            "one field of `after`",
+        ),
+        (
+            {"k": {"type": "int", "from": "a", "required": True}},
+            "json",
+            {"mode": "upsert", "key": "k", "delete": "tombstones"},
+            "let the column have the field's name",
+        ),
+    ],
+)  # fmt: skip
+def test_a_path_that_cannot_be_read_is_refused_with_the_reason(
+    columns: dict[str, Any], form: Any, more: dict[str, Any], said: str
+) -> None:
+    assert said in problem(columns, form, **more)
+
+
+def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
+    spec = StreamSpec.model_validate(declared({"x": "int"}), by_alias=True, by_name=False)
+    made = decoder("json", iceberg.schema(spec), {})
+    assert type(made) is json_decoder.JsonDecoder
+    assert made(Chunk.of_values([])).rows.num_rows == 0
