@@ -235,7 +235,7 @@ class Agent:
         if self._order is None and (other := self._folder.order()) is not None:
             self._order = other  # from a concurrent agent: the next poll decides about its driver
             return
-        self._current_order()
+        former = self._current_order()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
         self._order, self._report, self._status = order, None, _UNKNOWN
@@ -250,6 +250,10 @@ class Agent:
         log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)
         self._put(submission=submission)
         self._folder.forget_all_but(order.id)
+        if former is not None and former.submission is not None and former.master == order.master:
+            # Kubernetes keeps the pod of a driver that has ended, with its log, until somebody deletes it.
+            with suppress(FrazilError):
+                self._driver(former.submission).kill()
 
     def _kill(self) -> None:
         if self._order is None:

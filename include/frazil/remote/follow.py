@@ -105,6 +105,8 @@ def _end_of_driver(observation: DriverObservation) -> Step | None:
         state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or observation.status.state is state.UNKNOWN
     ):
         how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
+        if state is DriverState.GONE:
+            how = f"{how}; {observation.status.reason}"
         return Step(AgentAction.END, ended.error or how, ended.code)
     if not state.has_ended or (
         state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_VALID_S
@@ -119,7 +121,8 @@ def _end_of_driver(observation: DriverObservation) -> Step | None:
 def _after_end(observation: DriverObservation, order: Order, over: Step) -> Step:
     """Return the step after the end of the order's driver: submit another driver, or report this end."""
     if observation.stop is not None or observation.force:
-        return over if observation.followed else _submit_or_end(observation, over.reason)
+        started = observation.report is not None or observation.status.exit_code is not None
+        return over if observation.followed and started else _submit_or_end(observation, over.reason)
     if not observation.followed:
         return Step(AgentAction.SUBMIT, f"the last driver has ended: {over.reason}")
     if order.stop is not None and (reason := _difference(observation, order)) is not None:

@@ -27,16 +27,15 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         check_configuration()
-        with extras_named():
-            from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
-
         spec = find_and_remember(arguments.streams, arguments.name)
         check_tables_are_free(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
             with extras_named():
-                from frazil.remote.agent import run_agent  # noqa: PLC0415 - as above
+                from frazil.remote.agent import run_agent  # noqa: PLC0415 - PyIceberg reads its configuration
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
+        with extras_named():
+            from frazil.stream.main import run_writer  # noqa: PLC0415 - as above, and an agent needs no PySpark
     except FrazilError as error:
         print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
