@@ -62,6 +62,8 @@ def test_a_driver_starts_without_java_outlives_this_host_is_replaced_and_ends_as
     writes(supervised, eventually, 2000)
     eventually(lambda: f"driver {first['metadata']['name']}: the pod is running" in supervised.notices())
     stop(supervised, eventually)
+    log = supervised.node.kubectl("logs", first["metadata"]["name"], "--namespace", NAMESPACE)
+    assert "forbidden" not in log.lower(), log  # the Role of deploy/ suffices for Spark, too
     # Another declaration: another pod, and the former one goes.
     supervised.declare(**{"spark.kubernetes.driver.label.team": "lake"})
     supervised.stream.produce(events(range(2000, 3000)), partitions=4)
@@ -151,6 +153,34 @@ def test_a_driver_without_enough_memory_says_so(supervised: Supervised, eventual
     supervised.launch()
     code, error = ended(supervised, eventually)
     assert (code, "exceeded its memory limit: raise resources.driver-memory" in str(error)) == (137, True), error
+
+
+def test_a_driver_that_the_node_evicts_says_so(supervised: Supervised, events: Events, eventually: Any) -> None:
+    volume = "spark.kubernetes.driver.volumes.emptyDir.scratch"
+    supervised.declare(**{f"{volume}.mount.path": "/scratch", f"{volume}.options.sizeLimit": "1Mi"})
+    supervised.stream.produce(events(range(1000)), partitions=4)
+    supervised.launch()
+    writes(supervised, eventually, 1000)
+    program = ("dd", "if=/dev/zero", "of=/scratch/x", "bs=1M", "count=8")
+    supervised.node.kubectl("exec", supervised.order().submission, "--namespace", NAMESPACE, "--", *program)
+    code, _ = ended(supervised, eventually)
+    assert code in {0, 137}  # whether it ended after its batch within the second that the node gave it
+    assert "Evicted: Usage of EmptyDir volume" in supervised.log()
+    supervised.launch()
+    supervised.stream.produce(events(range(1000, 2000)), partitions=4)
+    writes(supervised, eventually, 2000)
+    stop(supervised, eventually)
+    check_exact(supervised.stream, range(2000))
+
+
+def test_a_driver_that_ends_before_it_reports_says_why(supervised: Supervised, eventually: Any) -> None:
+    without = {"spark.kubernetes.driverEnv.PYTHONPATH": "/nowhere", "spark.pyspark.python": "/usr/bin/python3"}
+    supervised.declare(**without)
+    supervised.launch()
+    code, error = ended(supervised, eventually)
+    assert code == 1
+    assert "its log ends with: " in str(error)
+    assert "No module named 'frazil'" in str(error)
 
 
 def test_the_role_of_deploy_grants_nothing_else(supervised: Supervised) -> None:

@@ -120,12 +120,13 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     phase = status.get("phase")
     container = _driver_container(status)
     ended = container.get("state", {}).get("terminated")
+    # Why the node ended the pod, such as an eviction.
+    message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
     if ended:  # other containers, such as a service mesh's proxy, may keep the pod in the phase Running
-        return _terminated_status(ended)
+        return _terminated_status(ended, message)
     if phase == "Succeeded":
         return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     if phase == "Failed":
-        message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
         return DriverStatus(DriverState.FAILED, message or "the pod failed; Kubernetes reports no reason")
     if phase == "Unknown":
         return DriverStatus(DriverState.UNKNOWN, "the pod's node does not respond")
@@ -140,10 +141,13 @@ def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((each for each in found if each.get("name") == CONTAINER), found[0])
 
 
-def _terminated_status(ended: Mapping[str, Any]) -> DriverStatus:
+def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
-        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
+        normally = "the driver ended normally"
+        return DriverStatus(DriverState.SUCCEEDED, f"{normally}; {pod_message}" if pod_message else normally, 0)
+    if pod_message:
+        return DriverStatus(DriverState.FAILED, pod_message, code)
     if reason == "OOMKilled":
         return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY, code)
     message = f" ({reason})" if reason and reason != "Error" else ""

@@ -10,7 +10,7 @@ from frazil.remote.driver_folder import DriverReport, Order, Wanted
 
 SUBMISSION_TIMEOUT_S = 60.0
 """Seconds to wait for a driver whose submission had no response, before another driver is submitted."""
-REPORT_VALID_S = 30.0
+REPORT_VALID_S = 15.0
 """Seconds for which a driver counts as running after its report, even if the cluster no longer lists it."""
 EXIT_TIMEOUT_S = 30.0
 """Seconds for which a driver that reported its end may still be listed as running."""

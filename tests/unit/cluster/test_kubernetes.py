@@ -80,6 +80,18 @@ UNSCHEDULABLE = {
             "exceeded its memory limit: raise resources.driver-memory",
         ),
         (pod("Failed", reason="Evicted", message="low on disk"), DriverState.FAILED, None, "Evicted: low on disk"),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 137}}, reason="Evicted", message="low on memory"),
+            DriverState.FAILED,
+            137,
+            "Evicted: low on memory",
+        ),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 0}}, reason="Evicted", message="low on memory"),
+            DriverState.SUCCEEDED,
+            0,
+            "the driver ended normally; Evicted: low on memory",
+        ),
         (pod("Failed"), DriverState.FAILED, None, "reports no reason"),
         (pod("Unknown"), DriverState.UNKNOWN, None, "the pod's node does not respond"),
         ({"kind": "Status"}, DriverState.UNKNOWN, None, "did not return a pod"),
