@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -112,6 +113,13 @@ class Supervised:
     def notices(self) -> str:
         heartbeat: Heartbeat | None = self.launcher.observe().heartbeat
         return " ".join(heartbeat.notices) if heartbeat else ""
+
+    def status(self) -> str:
+        """What `frazil status` prints, in one line."""
+        command = [str(Path(sys.executable).parent / "frazil"), "status", self.stream.name]
+        streams = ("--streams", str(self.stream.streams))
+        done = subprocess.run([*command, *streams], capture_output=True, text=True, timeout=60, check=False)
+        return " ".join(done.stdout.split())
 
     def log(self) -> str:
         chunk = self.launcher.read_log(None, limit_bytes=100_000)

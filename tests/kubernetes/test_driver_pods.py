@@ -143,6 +143,7 @@ def test_the_status_says_why_a_pod_does_not_start(supervised: Supervised, eventu
     eventually(lambda: "exceeded quota: none" in supervised.notices(), within_s=60)
     supervised.node.kubectl("delete", "resourcequota", "none", "--namespace", NAMESPACE)
     eventually(lambda: "the image cannot be pulled" in supervised.notices(), within_s=120)
+    assert "the image cannot be pulled" in supervised.status()
     # A pod that has not started is deleted by a stop.
     stop(supervised, eventually)
     assert supervised.node.pods("driver") == []

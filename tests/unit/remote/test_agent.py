@@ -361,6 +361,16 @@ def test_a_driver_that_ended_by_itself_has_caught_up(world: World, eventually: A
     eventually(lambda: world.ended == [0])
 
 
+def test_a_driver_that_ends_without_a_report_is_explained_by_the_end_of_its_log(world: World, eventually: Any) -> None:
+    world.start()
+    eventually(lambda: (found := world.folder.order()) and found.submission)
+    world.cluster.state = DriverStatus(DriverState.FAILED, "the container exited with code 1", 1)
+    eventually(lambda: world.ended == [1])
+    ended = world.heartbeat
+    assert ended is not None
+    assert "the container exited with code 1; its log ends with: the JVM's last words" in str(ended.error)
+
+
 class KubernetesApi(BaseHTTPRequestHandler):
     """Keeps the pods that it is asked to create, which run as soon as they exist, and deletes them."""
 
