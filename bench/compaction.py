@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 from bench.meter.process_tree import SampledTree
 from frazil.cli.maintain import local_spark
 from frazil.maintenance.due import Action
-from frazil.maintenance.outcome import Ending
+from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session

@@ -36,7 +36,7 @@ from bench.day.report import report
 from bench.day.samples import Samples
 from bench.day.tables import BEGIN_US, HOUR_US, Day, now_ms
 from frazil.maintenance.measure import measure
-from frazil.maintenance.outcome import Ending
+from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark import jars

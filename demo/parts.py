@@ -12,10 +12,9 @@ import psutil
 
 from frazil.dev import process
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.catalogs import write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
-from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.postgres import EmbeddedPostgres, write_catalogs
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.host.launcher import Launcher, ProcessState
 from frazil.host.launchers import open_launcher
@@ -106,7 +105,7 @@ class DemoParts:
             return
         store, database = self.store.start(), self.database.start() if self.catalog == "postgres" else None
         warehouse = self.home / "warehouse"
-        write_configuration(self.home, store=store, database=database, local_warehouse=warehouse, default=self.catalog)
+        write_catalogs(self.home, store=store, database=database, local_warehouse=warehouse, default=self.catalog)
 
     def end(self) -> None:
         """End everything: Airflow, which would relaunch the writer, then the writer after its batch, then the servers.

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date, timedelta
+from enum import StrEnum
 
 from frazil.aggregate.due import WaitingDay
 from frazil.commit.reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, Reading, readings
 from frazil.maintenance.health import StreamHealth, TableHealth
-from frazil.maintenance.rules import RULES, Hold
 from frazil.maintenance.stream_rules import (
     FEWEST_BAD,
     LARGE_PERCENTAGE,
     LateWindow,
+    aggregation_reading,
     audit_reading,
     held_reading,
-    late_reading,
     runs_reading,
     stream_readings,
     window_reading,
@@ -32,6 +33,52 @@ from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
 from frazil.status.flow import FEWEST_RECORDS, Flow, Landed
 from frazil.status.state import StreamState, WriterProcess
+
+
+class Hold(StrEnum):
+    """How long a value must be beyond its threshold before the alert fires."""
+
+    DECLARED = "hold"
+    """The time in `maintenance.alerts.hold`."""
+    NONE = "at once"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The settings of one rule."""
+
+    threshold: str | None
+    """Key of the threshold in `maintenance.alerts`; None for a rule about a fact, which has no threshold."""
+    hold: Hold = Hold.DECLARED
+
+
+RULES = {
+    "manifest-list": Rule("manifest-list-bytes-per-file"),
+    "manifests": Rule("manifests"),
+    "snapshots": Rule("snapshots"),
+    "metadata": Rule("metadata-bytes"),
+    "small-files": Rule("small-files"),
+    "delete-files": Rule("delete-files"),
+    "deleted-rows": Rule("deleted-rows"),
+    "since-compaction": Rule("since-compaction"),
+    "freshness": Rule("freshness"),
+    "lag": Rule("lag"),
+    "declaration": Rule(None, Hold.NONE),
+    "table": Rule(None, Hold.NONE),
+    "writer": Rule("writer-down"),
+    "restarts": Rule("restarts"),
+    "registry": Rule(None),
+    "stall": Rule(None),
+    "waiting-batches": Rule("waiting-batches"),
+    "dead-letters": Rule("dead-letters"),
+    "stale-changes": Rule("stale-changes"),
+    "audit": Rule(None, Hold.NONE),
+    "late-window": Rule("late-window"),
+    "held": Rule(None, Hold.NONE),
+    "aggregation": Rule(None, Hold.NONE),
+    "runs": Rule("failed-runs"),
+    "unmeasured": Rule(None),
+}
 
 NOW_MS = 2_000_000_000_000
 HOUR_MS = 3_600_000
@@ -113,7 +160,7 @@ def _beyond() -> Iterator[Reading]:
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
     yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
-    yield late_reading("daily", "city.daily", [waits], timedelta(hours=2))
+    yield aggregation_reading("daily", "city.daily", [waits], timedelta(hours=2))
     yield runs_reading("frazil_maintenance", 2, Alerts().failed_runs)
 
 

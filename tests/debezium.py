@@ -33,7 +33,7 @@ class Debezium(process.EmbeddedServer):
     def address(self) -> str:
         return self._bootstrap
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         return ""
 
     def _launch(self) -> None:
@@ -71,7 +71,7 @@ class Debezium(process.EmbeddedServer):
         command = [require_java(), "-Xmx512m", "-cp", paths, main, *files]
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         said = self.log.read_text() if self.log.is_file() else ""
         return None if "Starting streaming" in said else "it does not stream yet"
 

@@ -35,8 +35,7 @@ from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import PastOutcome, remember
+from frazil.maintenance.outcomes import Ending, PastOutcome, remember
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import Assessment, GateOutcome, assess, release_window, signal_windows
 from frazil.table.branches import head_of

@@ -35,7 +35,7 @@ class EmbeddedMariaDB(process.EmbeddedServer):
         done = subprocess.run(command, input=sql, capture_output=True, text=True, check=True, env=environment)
         return [line.split("\t") for line in done.stdout.splitlines()]
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         return ""
 
     def _launch(self) -> None:
@@ -51,7 +51,7 @@ class EmbeddedMariaDB(process.EmbeddedServer):
         options += ["--default-time-zone=+00:00", f"--pid-file={self.folder / 'pid'}"]
         process.start(self.RECORD, [home / "bin" / "mariadbd", *where, *options], records=self.folder, log=self.log)
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         # As an anonymous user of localhost goes before one of any host.
         script = (
             f"create database if not exists shop; grant all on *.* to '{USER}'@'localhost' identified by '{PASSWORD}'"

@@ -28,7 +28,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables, TableChange
-from frazil.table.metadata_reuse import reuse_metadata
+from frazil.table.faster_commits import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
 
 NAMESPACE = "several"

@@ -28,8 +28,7 @@ from frazil.home import run_folder
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.records import GivenUp, Notes, write_notes
 from frazil.kafka.admin import KafkaOffsets
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import PastOutcome
+from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.spec.load import load_stream
 from frazil.supervise.desired import DesiredStore
 from tests.made_batches import MadeStream

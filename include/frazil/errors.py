@@ -41,132 +41,102 @@ class FrazilError(Exception):
     exit_code: int = 1
     restartable: bool = False
 
-
-class WriterBusy(FrazilError):
-    exit_code = 9
-
-
-class SpecError(FrazilError):
-    exit_code = 10
-
-
-class OffsetGap(FrazilError):
-    exit_code = 11
+    def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
+        """Set the exit code of an error, and whether a writer that raised it is restarted; inherited by default."""
+        if exit_code is not None:
+            cls.exit_code = exit_code
+        if restartable is not None:
+            cls.restartable = restartable
 
 
-class RolledBack(FrazilError):
-    exit_code = 12
+class WriterBusy(FrazilError, exit_code=9): ...
 
 
-class Fenced(FrazilError):
-    exit_code = 13
+class SpecError(FrazilError, exit_code=10): ...
 
 
-class BackfillAbandoned(Fenced):
-    exit_code = 30
+class OffsetGap(FrazilError, exit_code=11): ...
 
 
-class TopicRecreated(FrazilError):
-    exit_code = 14
+class RolledBack(FrazilError, exit_code=12): ...
 
 
-class SchemaIncompatible(FrazilError):
-    exit_code = 15
+class Fenced(FrazilError, exit_code=13): ...
 
 
-class AccessDenied(FrazilError):
-    exit_code = 16
+class BackfillAbandoned(Fenced, exit_code=30): ...
 
 
-class AdoptionRequired(FrazilError):
-    exit_code = 17
+class TopicRecreated(FrazilError, exit_code=14): ...
 
 
-class MarkerUnreadable(FrazilError):
-    exit_code = 18
+class SchemaIncompatible(FrazilError, exit_code=15): ...
 
 
-class CommitRefused(FrazilError):
-    exit_code = 19
+class AccessDenied(FrazilError, exit_code=16): ...
 
 
-class StaleBatch(FrazilError):
-    exit_code = 20
-    restartable = True
+class AdoptionRequired(FrazilError, exit_code=17): ...
 
 
-class CommitUnavailable(FrazilError):
-    exit_code = 21
-    restartable = True
+class MarkerUnreadable(FrazilError, exit_code=18): ...
 
 
-class TableLost(CommitUnavailable):
-    exit_code = 25
+class CommitRefused(FrazilError, exit_code=19): ...
 
 
-class KafkaUnavailable(FrazilError):
-    exit_code = 22
-    restartable = True
+class StaleBatch(FrazilError, exit_code=20, restartable=True): ...
 
 
-class TopicMissing(KafkaUnavailable):
-    exit_code = 24
+class CommitUnavailable(FrazilError, exit_code=21, restartable=True): ...
 
 
-class PythonStartTimeout(FrazilError):
-    exit_code = 23
-    restartable = True
+class TableLost(CommitUnavailable, exit_code=25): ...
 
 
-class VersionChanged(FrazilError):
-    exit_code = 26
-    restartable = True
+class KafkaUnavailable(FrazilError, exit_code=22, restartable=True): ...
 
 
-class CircuitOpen(FrazilError):
-    exit_code = 27
+class TopicMissing(KafkaUnavailable, exit_code=24): ...
 
 
-class RegistryUnavailable(FrazilError):
-    exit_code = 28
-    restartable = True
+class PythonStartTimeout(FrazilError, exit_code=23, restartable=True): ...
 
 
-class RouteBehind(FrazilError):
-    exit_code = 29
+class VersionChanged(FrazilError, exit_code=26, restartable=True): ...
 
 
-class DesiredMoved(FrazilError):
-    exit_code = 31
+class CircuitOpen(FrazilError, exit_code=27): ...
+
+
+class RegistryUnavailable(FrazilError, exit_code=28, restartable=True): ...
+
+
+class RouteBehind(FrazilError, exit_code=29): ...
+
+
+class DesiredMoved(FrazilError, exit_code=31): ...
 
 
 class WorkerDied(FrazilError):
-    """Raised if Spark gave up on a task. The writer is restarted as after a crash: with backoff, until it has failed
-    too often without a commit.
-    """
-
-    exit_code = 1
+    """Raised if Spark gave up on a task. The writer is restarted with backoff, as after any crash."""
 
 
-class EnvironmentUnusable(FrazilError):
-    exit_code = 1
+class EnvironmentUnusable(FrazilError): ...
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Raised if a package is missing. It is an ImportError, for code that tests whether `frazil.airflow` can be
-    imported.
-    """
+    """Raised if a package is missing. It is an ImportError for code that tries to import `frazil.airflow`."""
 
 
-def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
-    """Return this error type and all its subtypes."""
-    return frozenset({of}).union(*(kinds(kind) for kind in of.__subclasses__()))
+def subtypes(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
+    return frozenset({of}).union(*(subtypes(each) for each in of.__subclasses__()))
 
 
-NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartable and kind.exit_code > 1)
+NO_RESTART = frozenset(each.exit_code for each in subtypes() if not each.restartable and each.exit_code > 1)
 """Exit codes after which a restarted writer would fail in the same way. Does not include 1, a crash."""
 
 
-def words_of(error: Exception) -> str:
-    """Return an error as text. Unless it is one of frazil's errors, its type comes first, because it is informative."""
+def error_text(error: Exception) -> str:
+    """Return an error's message, preceded by its type unless it is one of frazil's errors."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

@@ -241,7 +241,7 @@ class Events:
         self.stream, self.clock_ms = stream, clock_ms
         self._sinks = list(sinks)
         self._one_at_a_time = threading.RLock()
-        self._failures: set[tuple[int, type[StreamEvent]]] = set()
+        self._logged_failures: set[tuple[int, type[StreamEvent]]] = set()
 
     def add(self, sink: Sink) -> None:
         """Add a sink. It is called after all earlier sinks."""
@@ -255,12 +255,12 @@ class Events:
                 try:
                     sink(event)
                 except Exception as error:
-                    self._failed(number, event, error)
+                    self._log_failure(number, event, error)
 
-    def _failed(self, number: int, event: Event, error: Exception) -> None:
-        if (failure := (number, type(event.what))) in self._failures:
+    def _log_failure(self, number: int, event: Event, error: Exception) -> None:
+        if (failure := (number, type(event.what))) in self._logged_failures:
             return
-        self._failures.add(failure)
+        self._logged_failures.add(failure)
         log.warning(
             "stream %s: %r failed on the event %s; its next failures on such events are not logged: %r",
             self.stream, self._sinks[number], type(event.what).__name__, error,

@@ -39,11 +39,11 @@ def require(module: str, *, extra: str | None = None) -> None:
     `extra` is the extra that the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
-        raise _missing(module, extra)
+        raise _missing_extra(module, extra)
 
 
 @contextmanager
-def extras_named() -> Iterator[None]:
+def report_missing_extras() -> Iterator[None]:
     """Convert a failed import of an extra's module to MissingExtra. Any other error is raised unchanged."""
     try:
         yield
@@ -51,10 +51,10 @@ def extras_named() -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS or find_spec(module) is not None:
             raise
-        raise _missing(module) from error
+        raise _missing_extra(module) from error
 
 
-def _missing(module: str, extra: str | None = None) -> MissingExtra:
+def _missing_extra(module: str, extra: str | None = None) -> MissingExtra:
     extra = extra or EXTRAS[module]
     return MissingExtra(
         f"the Python package {module} is not installed. Install frazil[{extra}]: pip install 'frazil[{extra}]'.",

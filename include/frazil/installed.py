@@ -11,37 +11,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OF_CODE = (ImportError, AttributeError, NameError, TypeError)
+CODE_ERRORS = (ImportError, AttributeError, NameError, TypeError)
 """Errors that occur when modules of different versions are loaded in one process."""
 Files = frozenset[tuple[str, int, int]]
 """Path, size and modification time of each module."""
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class ProcessStart:
     """The files with which a process started. `process` is its name in messages."""
 
     process: str
     files: Files
 
 
-_began: list[Began] = []
+_starts: list[ProcessStart] = []
 
 
 def remember(process: str) -> None:
     """Store the current state of frazil's files. Called when a long-lived process starts."""
-    _began[:] = [Began(process, _files(FOLDER))]
+    _starts[:] = [ProcessStart(process, _files(FOLDER))]
 
 
 def outdated(error: BaseException) -> str | None:
     """Return the error with what to do, if replaced files may be its cause; None for any other error."""
-    if not _began or not isinstance(error, OF_CODE) or _files(FOLDER) == _began[0].files:
+    if not _starts or not isinstance(error, CODE_ERRORS) or _files(FOLDER) == _starts[0].files:
         return None
-    process = _began[0].process
+    process = _starts[0].process
     return (
-        f"frazil was changed under this {process} since it began, and only parts of it are loaded again: restart it. "
-        f"If it fails again after that, the change is not the cause: {type(error).__name__}: "
-        f"{' '.join(str(error).split())}"
+        f"frazil was changed under this {process} after its start, and only parts of it were loaded again: restart it. "
+        f"If it fails again, the change is not the cause: {type(error).__name__}: {' '.join(str(error).split())}"
     )
 
 
@@ -55,7 +54,7 @@ def _files(folder: Path) -> Files:
     for file in folder.rglob("*.py"):
         try:
             status = file.stat()
-        except OSError:  # it is being replaced just now
+        except OSError:  # it is being replaced
             continue
         found.add((str(file), status.st_size, status.st_mtime_ns))
     return frozenset(found)

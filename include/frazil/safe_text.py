@@ -9,10 +9,10 @@ MAX_REASON_CHARACTERS = 1000
 _LINES = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is read
-    "\u00ad\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what cannot be seen
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder text
+    "\u00ad\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible characters
     "\u2028\u2029"  # line ends of JavaScript
-    "\ud800-\udfff]"  # halves of surrogate pairs, which UTF-8 has not
+    "\ud800-\udfff]"  # halves of surrogate pairs, which UTF-8 cannot encode
 )
 
 
@@ -21,7 +21,7 @@ def safe(text: str, *, lines: bool = True) -> str:
 
     With `lines`, tabs and line feeds are not escaped.
     """
-    return _UNSAFE.sub(lambda found: _escaped(found[0], lines=lines), text)
+    return _UNSAFE.sub(lambda found: _escape(found[0], lines=lines), text)
 
 
 def reason_problem(text: str) -> str | None:
@@ -29,9 +29,9 @@ def reason_problem(text: str) -> str | None:
     if len(text) > MAX_REASON_CHARACTERS:
         return f"has {len(text):,} characters; write at most {MAX_REASON_CHARACTERS:,}"
     if found := _UNSAFE.search(text):
-        return f"has the character {_escaped(found[0], lines=False)}, which cannot be shown; leave it out"
+        return f"has the character {_escape(found[0], lines=False)}, which cannot be shown; remove it"
     return None
 
 
-def _escaped(character: str, *, lines: bool) -> str:
+def _escape(character: str, *, lines: bool) -> str:
     return character if lines and character in _LINES else character.encode("unicode_escape").decode()

@@ -283,11 +283,11 @@ def meet_other_files(change: bool) -> None:
         raise ImportError("cannot import name 'PageAction'")
 
     if change:
-        installed._began[:] = [installed.Began("API server", frozenset())]
+        installed._starts[:] = [installed.ProcessStart("API server", frozenset())]
         actions.__dict__["action_subject_before"] = actions.action_subject
         actions.action_subject = cannot_be_loaded
     else:
-        installed._began.clear()
+        installed._starts.clear()
         actions.action_subject = actions.__dict__.pop("action_subject_before")
 
 

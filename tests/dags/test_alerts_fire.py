@@ -13,7 +13,7 @@ import pytest
 from frazil import clock
 from frazil.airflow.health.tasks import measure_all
 from frazil.errors import KafkaUnavailable
-from frazil.maintenance import lag, measure
+from frazil.maintenance import measure
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store
@@ -138,7 +138,7 @@ def test_an_unreachable_kafka_does_not_keep_an_old_commit_fresh(
     streams: Path, far: MadeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert far.mood is Mood.WELL
-    monkeypatch.setattr(lag, "open_kafka", Mock(side_effect=KafkaUnavailable("no broker at 127.0.0.1:1 answers")))
+    monkeypatch.setattr(measure, "open_kafka", Mock(side_effect=KafkaUnavailable("no broker at 127.0.0.1:1 answers")))
     begin_ms, store = clock.now_ms(), Store()
 
     def fired(after: timedelta) -> list[dict[str, Any]]:

@@ -58,14 +58,14 @@ def made(frazil_home: Path, tmp_path: Path) -> MadeRoute:  # noqa: ARG001
 def breaks(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Tables that cannot be measured."""
     broken: set[str] = set()
-    real = measure._measured
+    real = measure._measure_table
 
     def measured(table: Any, *args: Any, **kwargs: Any) -> Any:
         if ".".join(table.name()) in broken:
             raise OSError("the storage is on fire")
         return real(table, *args, **kwargs)
 
-    monkeypatch.setattr(measure, "_measured", measured)
+    monkeypatch.setattr(measure, "_measure_table", measured)
     return broken
 
 

@@ -362,7 +362,7 @@ def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_
         ("a\u202eb", "the character \\u202e"),
         ("\x1b[2J", "the character \\x1b"),
         ("a" * 1001, "1,001"),
-        ("a\ud800b", "reason: has the character \\ud800, which cannot be shown; leave it out"),
+        ("a\ud800b", "reason: has the character \\ud800, which cannot be shown; remove it"),
     ):
         answer = post(json.dumps({"reason": reason}).encode())
         assert answer["status"] == 422

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from frazil.cli.main import frazil
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.process import free_port
+from frazil.dev.process import free_port, last_port
 from frazil.errors import EnvironmentUnusable
 from frazil.table.catalogs import load_catalog
 
@@ -41,7 +41,7 @@ def test_up_is_idempotent_and_down_ends_what_it_started(frazil_home: Path) -> No
     finally:
         assert run("down").output == "ended kafka\n"
     assert run("status").exit_code == 1
-    assert EmbeddedKafka.last_port(frazil_home / "dev" / "kafka") == port
+    assert last_port(frazil_home / "dev" / "kafka") == port
 
 
 @pytest.fixture

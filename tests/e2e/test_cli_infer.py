@@ -62,4 +62,4 @@ def test_an_empty_topic_and_one_that_is_missing_are_said_so(
     missing = CliRunner().invoke(frazil, ["infer", "nobody.made.this", *servers])
     assert "has no topic nobody.made.this" in str(missing.exception)
     nowhere = CliRunner().invoke(frazil, ["infer", "x", "--streams", str(tmp_path)])
-    assert "no brokers: give them by --bootstrap-servers" in str(nowhere.exception)
+    assert "no brokers: give them with --bootstrap-servers" in str(nowhere.exception)

@@ -13,8 +13,8 @@ from confluent_kafka import Producer, TopicPartition
 from frazil.cli.options import current_user
 from frazil.commit.marker import property_name
 from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
+from frazil.history.objects import read_history
 from frazil.history.points import EventKind
-from frazil.history.read import read_history
 from frazil.spec.load import find_stream
 
 Frazil = Callable[..., subprocess.CompletedProcess[str]]

@@ -269,7 +269,7 @@ def test_columns_are_renamed_and_dropped_while_the_writer_runs(
         eventually(lambda: stream.has_rows(1))
         done = frazil("evolve", "events", "--rename", "note=remark", "--rename", "due=until", "--drop", "gate", "--yes")
         assert done.returncode == 0, done.stderr
-        assert "call note remark" in done.stdout
+        assert "rename note to remark" in done.stdout
         stream.produce(
             [record(1, note="a"), record(2, remark="b", gate="A2"), record(3, note="c", remark="d", until=2)]
         )

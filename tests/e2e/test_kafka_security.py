@@ -25,7 +25,7 @@ from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.readers import kafka_reader
 from frazil.kafka.admin import KafkaOffsets
-from frazil.kafka.readable import check_readable
+from frazil.kafka.fetch import check_readable
 from frazil.spec.formats import Envelope, JsonFormat
 from frazil.spec.load import load_stream
 from frazil.spec.topics import TopicPattern

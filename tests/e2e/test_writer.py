@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, SchemaIncompatible, TopicMissing
-from frazil.history.read import read_history
+from frazil.history.objects import read_history
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase

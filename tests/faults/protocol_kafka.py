@@ -9,7 +9,7 @@ from typing import Literal
 from frazil.errors import KafkaUnavailable
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.truncation import LogEnd
+from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 

@@ -46,9 +46,9 @@ from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.table.branches import head_of
+from frazil.table.faster_commits import _sharing_class, _with_class
 from frazil.table.landed_offsets import RowSelection
 from frazil.table.local_storage import LocalStore
-from frazil.table.metadata_reuse import _sharing_class, _with_class
 from frazil.table.metadata_times import with_ordered_times
 from frazil.table.tables import state_location
 

@@ -22,9 +22,7 @@ from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import ExistingDeadLetters
-from frazil.kafka.log_watch import find_cut
-from frazil.kafka.retention import check_no_gap, lost_ranges
-from frazil.kafka.truncation import check_not_cut
+from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
@@ -155,8 +153,8 @@ class Writer:
     def _after_gaps(self, committer: Committer, marker: Marker, partitions: Any) -> Marker:
         available = self.kafka.earliest(partitions)
         read = keep_topics(marker.offsets, self.topics)
-        cut = find_cut(self.kafka, read, marker.leader_epochs, pause=lambda: None)
-        check_not_cut(read, cut, stream=self.stream)
+        cut = find_truncations(self.kafka, read, marker.leader_epochs, pause=lambda: None)
+        check_not_truncated(read, cut, stream=self.stream)
         if not self.skips_gaps:
             check_no_gap(marker.offsets, available, stream=self.stream)
         elif lost := lost_ranges(marker.offsets, available):

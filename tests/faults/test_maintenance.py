@@ -20,7 +20,7 @@ from frazil.home import run_folder
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
 from frazil.maintenance.orphan_cleanup import clean_orphans
-from frazil.maintenance.outcome import Ending
+from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.supervise.supervised import WriterProgram

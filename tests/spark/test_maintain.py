@@ -27,8 +27,7 @@ from frazil.errors import RolledBack
 from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
-from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import read_past
+from frazil.maintenance.outcomes import Ending, Outcome, read_past
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
@@ -221,7 +220,7 @@ def rewritten(made: Made) -> tuple[int, int]:
     """Files as planned of the chosen partitions, and next to them, where Iceberg took exactly that many."""
     plan = made.plan()
     done = SparkTable.load(made.spark, made.catalog, made.table).rewrite(plan.rewrites, sort=False)
-    beside = sum(r.beside_files for r in plan.rewrites)
+    beside = sum(r.old_spec_files for r in plan.rewrites)
     assert (done.removed, done.failed, done.lost, done.errors) == (plan.files + beside, 0, (), ())
     return plan.files, beside
 
@@ -258,7 +257,7 @@ def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
     monkeypatch.setattr(MaintenancePlanner, "compaction", overtaken)
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.exit_code) == (Ending.FAILED, 1)
-    assert "Iceberg finds none of them" in compaction.sentence
+    assert "Iceberg does not find the files" in compaction.sentence
 
 
 def test_a_writer_commits_throughout_and_every_row_is_there_once(spark: Any, tmp_path: Path, name: str) -> None:

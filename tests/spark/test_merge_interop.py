@@ -20,7 +20,7 @@ from frazil.commit.sweep import batch_folder
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
-from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.outcomes import Ending, Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask, RowRemoval

@@ -24,9 +24,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from frazil.quality.evaluate import open_window
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.suite import EXPECTATIONS
-from frazil.quality.window import open_window
 from frazil.table.catalogs import load_catalog
 
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -30,14 +30,13 @@ from frazil.commit.settle import Settled, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
-from frazil.history.objects import HistoryStore
-from frazil.history.read import read_history
+from frazil.history.objects import HistoryStore, read_history
 from frazil.history.recorder import Recorder
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance import orphan_cleanup, past
+from frazil.maintenance import orphan_cleanup, outcomes
 from frazil.maintenance.due import Action
 from frazil.maintenance.orphan_cleanup import clean_orphans
-from frazil.maintenance.outcome import Ending
+from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.signals.completion import Assessment, assess, signal_windows
@@ -413,7 +412,7 @@ class Aged:
 
     def list_files(self, folder: str) -> list[FileInfo]:
         found = self._store.list_files(folder)
-        own = f"/{past.STATE}/"
+        own = f"/{outcomes.STATE}/"
         return [
             f if own in f.path else dataclasses.replace(f, modified_ms=f.modified_ms - 5 * 24 * HOUR_MS) for f in found
         ]

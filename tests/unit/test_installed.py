@@ -17,7 +17,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "one.py").write_text("a = 1")
     monkeypatch.setattr(installed, "FOLDER", tmp_path)
-    monkeypatch.setattr(installed, "_began", [])
+    monkeypatch.setattr(installed, "_starts", [])
     return tmp_path
 
 

@@ -16,7 +16,7 @@ from frazil.commit.opened import open_kafka
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.committed_offsets import read_offsets
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.log_watch import find_cut
+from frazil.kafka.logs import find_truncations
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
@@ -78,7 +78,7 @@ def cut_logs(
     log that was truncated long ago and has grown again since. The ranges must belong to the current topics.
     """
     found = dict(
-        find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)
+        find_truncations(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)
     )
     reached: dict[TopicPartition, dict[int, int]] = {}
     for tp, of in ranges.items():

@@ -40,7 +40,7 @@ from frazil.errors import (
     Fenced,
     RouteBehind,
     SchemaIncompatible,
-    words_of,
+    error_text,
 )
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.offsets.spans import TopicPartition
@@ -169,7 +169,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.info("the commit to table %s failed", target, exc_info=True)
             behind = target
-            reason = words_of(error)
+            reason = error_text(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(

@@ -10,44 +10,28 @@ import click
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.run import Audit
-from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working
-from frazil.cli.positions import MomentText
+from frazil.cli.options import DurationText, MomentText, stream_options
+from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
 from frazil.commit.period import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted, parse_duration
+from frazil.spec.units import counted
 from frazil.timetext import utc
 
 NOT_COMPARED = 3
 """Exit code of an audit that found no error but could not compare everything."""
 
 
-class Length(click.ParamType[timedelta]):
-    """A duration as declarations write it, such as `30m`."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        try:
-            return parse_duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}", param, ctx)
-
-
 @click.command()
-@stream_argument()
-@streams_option
-@json_option
+@stream_options
 @click.option(
     "--source/--no-source",
     "with_source",
     default=False,
-    help="Also read the records from Kafka, as an independent witness. Off by default: it takes as long as reading "
-    "the topic does.",
+    help="Also read the records from Kafka, as independent evidence. Off by default, because it reads the topic.",
 )
-@click.option("--last", "length", type=Length(), help="Only commits of this time up to now: 1h, 30m, 7d.")
+@click.option("--last", "length", type=DurationText(), help="Only commits of this time up to now: 1h, 30m, 7d.")
 @click.option("--from", "begin", type=MomentText(), help="Only commits since this time: ISO 8601 with a zone.")
 @click.option("--to", "end", type=MomentText(), help="With --from: only commits before this time. Default: now.")
 def audit(  # noqa: PLR0913 - a command's options
@@ -75,8 +59,8 @@ def audit(  # noqa: PLR0913 - a command's options
       frazil audit flights --last 1h
       frazil audit flights --from 2013-12-30T00:00:00Z --to 2013-12-31T00:00:00Z --source
     """
-    chosen = window_of(length, begin, end, now=datetime.now(UTC))
-    result = _audited(find_stream(streams_folder, stream), chosen, with_source=with_source)
+    chosen = parse_period(length, begin, end, now=datetime.now(UTC))
+    result = _run_audit(find_stream(streams_folder, stream), chosen, with_source=with_source)
     if as_json:
         echo_json(result)
     else:
@@ -85,7 +69,7 @@ def audit(  # noqa: PLR0913 - a command's options
         raise SystemExit(1 if result.wrong else NOT_COMPARED)
 
 
-def window_of(
+def parse_period(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
 ) -> Period | None:
     """Return the period that the options select; None without such options.
@@ -93,24 +77,20 @@ def window_of(
     Raises click.UsageError if the options contradict each other.
     """
     if length is not None and (begin or end):
-        raise click.UsageError("--last is a time up to now, but --from and --to are another: give one of them")
+        raise click.UsageError("--last excludes --from and --to: give one period")
     if end is not None and begin is None:
         raise click.UsageError("--to requires --from, the start of the time")
     if length is None and begin is None:
         return None
     try:
-        return (
-            last_period(length, now)
-            if begin is None and length is not None
-            else period_between(begin or now, end or now)
-        )
+        return period_between(begin or now, end or now) if length is None else last_period(length, now)
     except ValueError as error:
         raise click.UsageError(f"{error}: nothing can have been committed then") from error
 
 
-def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> Audit:
+def _run_audit(spec: StreamSpec, window: Period | None, *, with_source: bool) -> Audit:
     try:
-        with working("reading Kafka and the table" if with_source else "reading the table"):
+        with progress("reading Kafka and the table" if with_source else "reading the table"):
             return audit_declared(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:  # nothing needs to be adopted, so the error's name would mislead
         echo(str(not_begun), err=True)
@@ -128,10 +108,10 @@ def _show(result: Audit, *, with_source: bool) -> None:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
         _show_offsets(result, with_source=with_source)
-    reason = None if result.wrong or result.complete or not result.batches else _not_compared(result)[0]
+    reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
-    echo(_result(result))
+    echo(_summary(result))
 
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
@@ -157,35 +137,30 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
         echo("gaps: not checked (--source compares with Kafka)")
 
 
-def _result(result: Audit) -> str:
+def _summary(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
-    when = f", committed from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
+    period = f" from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
+    when = f", committed{period}" if period else ""
+    subject = f"Stream {result.stream}{f'{when},' if when else ''}"
     if result.wrong:
-        return (
-            f"Stream {result.stream}{f'{when},' if when else ''} is not clean: {counted(len(result.wrong), 'finding')}."
-        )
+        return f"{subject} is not clean: {counted(len(result.wrong), 'finding')}."
     if result.window and not result.batches:
-        return (
-            f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."
-        )
+        return f"Stream {result.stream} committed nothing{period}."
     if not (result.batches or result.window or rows):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows what waits."
     if not result.complete:
-        reason, *others = _not_compared(result)
+        reason, *others = _not_compared_findings(result)
         where = "" if reason.where == result.stream else f"{reason.where}: "
         more = f"; and {counted(len(others), 'more note')}" if others else ""
-        return (
-            f"Stream {result.stream}{f'{when},' if when else ''}: no fault found, but not everything was compared: "
-            f"{where}{reason.sentence}{more}."
-        )
+        return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more}."
     if result.partitions:
-        all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
+        detail = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
-        noted = any(f.kind is not FindingKind.READ_AGAIN for f in result.findings)
-        said = "; see the notes" if noted else all_well
-        return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{said}."
+        if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
+            detail = "; see the notes"
+        return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{detail}."
     return f"Stream {result.stream}: nothing is wrong."
 
 
-def _not_compared(result: Audit) -> list[Finding]:
+def _not_compared_findings(result: Audit) -> list[Finding]:
     return [f for f in result.findings if f.kind is FindingKind.NOT_COMPARED]

@@ -15,9 +15,14 @@ from frazil.backfill.interrupted import interrupted
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import current_user, json_option, stream_argument, streams_option
-from frazil.cli.output import ask, echo, echo_fields, echo_json, working
-from frazil.cli.positions import MomentText, OffsetsText
+from frazil.cli.options import (
+    MomentText,
+    OffsetsText,
+    current_user,
+    stream_options,
+    yes_option,
+)
+from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nested
 from frazil.commit.opened import OpenStream, open_stream, read_stream
@@ -34,15 +39,13 @@ class Bound(click.ParamType[datetime | Offsets]):
     name = "time-or-offsets"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
-        kind = OffsetsText() if str(value).lstrip().startswith("{") else MomentText()
-        found: datetime | Offsets = kind.convert(value, param, ctx)
-        return found
+        if str(value).lstrip().startswith("{"):
+            return OffsetsText().convert(value, param, ctx)
+        return MomentText().convert(value, param, ctx)
 
 
 @click.command()
-@stream_argument()
-@streams_option
-@json_option
+@stream_options
 @click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")
 @click.option("--to", "end", type=Bound(), help="Exclusive end. Default: the live stream's position.")
 @click.option("--event-from", type=MomentText(), help="Only rows with this event time or later.")
@@ -53,7 +56,7 @@ class Bound(click.ParamType[datetime | Offsets]):
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @click.option("--status", is_flag=True, help="Show the state of the stream's last backfill.")
 @click.option("--abandon", "end_it", is_flag=True, help="End the open backfill, and remove what it staged.")
-@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+@yes_option
 def backfill(  # noqa: PLR0913 - a command's options
     stream: str,
     streams_folder: Path,
@@ -93,8 +96,8 @@ def backfill(  # noqa: PLR0913 - a command's options
     from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
-        found = estimate(requested, requested.plan(requested.last()))
-    echo_json(found) if as_json else echo("\n".join(estimate_sentences(found, stream=stream)))
+        result = estimate(requested, requested.plan(requested.last()))
+    echo_json(result) if as_json else echo("\n".join(estimate_sentences(result, stream=stream)))
 
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
@@ -103,14 +106,14 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
-    with working("starting Spark") as step, open_backfill(spec, request) as requested:
+    with progress("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
 
-        def show_progress(done: BackfillMarker) -> None:
+        def show(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
-            last = run(requested, engine, show_progress)
+            last = run(requested, engine, show)
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:
@@ -118,11 +121,12 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
 
 
 def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
+    files = wanted["files"]
     raw: dict[str, Any] = {
         "stream": stream,
         "from-event-time": wanted["event_from"],
         "to-event-time": wanted["event_to"],
-        "files": _absolute(wanted["files"]),
+        "files": files if not files or "://" in files else str(Path(files).absolute()),
         "chunk-records": wanted["chunk_records"],
         "target": "branch" if wanted["branch"] else "table",
     }
@@ -134,17 +138,13 @@ def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
     return parse_request(raw)
 
 
-def _absolute(files: str | None) -> str | None:
-    return files if not files or "://" in files else str(Path(files).absolute())
-
-
 def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool, why: str | None = None) -> None:
     if as_json:
         echo_json(last)
     elif last is None:
         echo(f"Stream {spec.name} never had a backfill.")
     else:
-        repeats = "; those that repeat rows do not land" if spec.dedupe else ""
+        repeats = "; repeats do not become rows" if spec.dedupe else ""
         staged = f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
         on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and spec.mode == "append" else ""
         echo_fields(
@@ -152,18 +152,15 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
                 "backfill": last.id,
                 "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}",
-                f"{_staged(spec)}s": staged,
+                f"{_staged_noun(spec)}s": staged,
                 "dead letters": f"{last.rejected:,}",
-                "asked for": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
+                "requested": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
             }
         )
 
 
-def _staged(spec: StreamSpec) -> str:
-    """Return the noun for what a backfill of the stream stages.
-
-    It is a row, a change to be merged, or, with dedupe, a record that may repeat a row.
-    """
+def _staged_noun(spec: StreamSpec) -> str:
+    """Return what a backfill stages: a row, a change to be merged, or, with dedupe, a record that may repeat a row."""
     return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 
 
@@ -171,7 +168,7 @@ def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> N
     if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return
-    staged = counted(last.records, _staged(opened.spec))
+    staged = counted(last.records, _staged_noun(opened.spec))
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
     echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)

@@ -1,6 +1,4 @@
-"""`frazil catalog`, `register` and `package`: prints the configuration for query engines, restores a table to its
-catalog, and packs Python for executors.
-"""
+"""`frazil catalog`, `register` and `package`: configure query engines, restore tables, pack Python for executors."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
 
     Use this for a table that was dropped or lost, and whose files still exist. Error messages about such a table
     contain the whole command, with the table's newest metadata file. Changes no file. Refuses a table name that exists,
-    a table that the catalog has under another name, and, without --older, a file that is not the table's newest.
+    and a table that the catalog has under another name. Without --older, refuses all but the table's newest file.
 
     \b
     Example:
@@ -74,12 +72,12 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
                 check_newest(catalog, table, metadata, described)
         catalog.create_namespace_if_not_exists(namespace)
         try:
-            found = catalog.register_table(table, metadata)
+            registered = catalog.register_table(table, metadata)
         except TableAlreadyExistsError:
             raise SpecError(f"the catalog {catalog.name!r} has a table {table}: nothing was registered") from None
-    snapshots = counted(len(found.metadata.snapshots), "snapshot")
-    output.say(f"{table} is in the catalog {catalog.name!r} again, with {snapshots}, in {found.location()}.")
-    output.end(catalog=catalog.name, table=table, metadata=metadata, location=found.location())
+    snapshots, location = counted(len(registered.metadata.snapshots), "snapshot"), registered.location()
+    output.say(f"{table} is in the catalog {catalog.name!r} again, with {snapshots}, in {location}.")
+    output.end(catalog=catalog.name, table=table, metadata=metadata, location=location)
 
 
 @click.command()

@@ -11,9 +11,8 @@ from typing import Literal, get_args
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import json_option, streams_argument, streams_option
+from frazil.cli.options import MomentText, json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
-from frazil.cli.positions import MomentText
 from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.cut import TAG, Cut, CutStream, CutTable, find_cut, remove_tag, set_tag
 from frazil.commit.marker import read_marker
@@ -31,12 +30,13 @@ from frazil.timetext import utc
 
 Engine = Literal["spark", "trino", "duckdb"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-ATTEMPTS = 3
+LOAD_ATTEMPTS = 3
 """Maximum number of attempts to load the tables. Backfills or replays may be published while they are loaded."""
+_RETRIES = RetryPolicy(total_s=RETRY_TIMEOUT_S)
 
 
 @click.command()
-@streams_argument()
+@streams_argument
 @streams_option
 @json_option
 @click.option("--at", type=MomentText(), help="As of this time: ISO 8601 with a zone. Default: now.")
@@ -72,8 +72,10 @@ def cut(  # noqa: PLR0913 - a command's options
         raise click.UsageError("--untag only removes tags: give it without other options")
     if as_json and engine:
         raise click.UsageError("--json and --sql are two output formats: give one of them")
-    _check_names(tag, untag)
-    histories, tables = _opened(streams, streams_folder, whole=untag is None)
+    for name in filter(None, (tag, untag)):
+        if not _NAME.fullmatch(name):
+            raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
+    histories, tables = _load_unchanged(streams, streams_folder, complete=untag is None)
     if untag:
         _untag(untag, tables)
         return
@@ -86,36 +88,33 @@ def cut(  # noqa: PLR0913 - a command's options
         _tag(tag, found, tables)
     if as_json:
         echo_json(found)
+    elif engine is None:
+        _show(found)
     else:
-        _print(found, engine, tables)
-
-
-def _check_names(*tags: str | None) -> None:
-    for name in filter(None, tags):
-        if not _NAME.fullmatch(name):
-            raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
+        for table in found.tables:
+            echo(select(engine, tables[table.table][1], table))
 
 
 Tables = dict[str, tuple[Table, str]]
 """Maps each table's identifier to the loaded table and its catalog's name."""
 
 
-def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[CutStream], Tables]:
+def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], Tables]:
     """Return the streams and their tables, loaded so that all tables of a stream have the same published backfills and
     replays.
 
-    With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
+    With `complete`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
     published during each attempt.
     """
-    for _ in range(ATTEMPTS):
-        opened, histories, tables = _load_streams(names, folder, whole=whole)
+    for _ in range(LOAD_ATTEMPTS):
+        opened, histories, tables = _load_streams(names, folder, complete=complete)
         # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
-        met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
-        if not met:
+        changed = [each.stream for each in opened if _published_meanwhile(each, tables[each.main.identifier][0])]
+        if not changed:
             return histories, tables
     raise WriterBusy(
-        f"while the tables of stream {met[0]!r} were loaded, a backfill or a replay of dead letters was published "
-        f"{ATTEMPTS} times: no cut of them is complete. Cut again once these have ended"
+        f"no cut of stream {changed[0]!r} is complete: a backfill or a replay of dead letters was published during "
+        f"each of {LOAD_ATTEMPTS} attempts. Run the command again once these have ended"
     )
 
 
@@ -129,7 +128,7 @@ def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
 
 
 def _load_streams(
-    names: Sequence[str], folder: Path, *, whole: bool
+    names: Sequence[str], folder: Path, *, complete: bool
 ) -> tuple[list[StreamTables], list[CutStream], Tables]:
     streams: list[StreamTables] = []
     histories: list[CutStream] = []
@@ -138,85 +137,70 @@ def _load_streams(
         spec = find_stream(folder, name)
         opened = read_stream(spec).tables
         streams.append(opened)
-        both = [opened.main, opened.dead_letters]
-        for handle in both:
-            known = tables.setdefault(handle.identifier, (handle.current(), handle.catalog_name))
-            if known[1] != handle.catalog_name:
+        for handle in (opened.main, opened.dead_letters):
+            _, catalog = tables.setdefault(handle.identifier, (handle.current(), handle.catalog_name))
+            if catalog != handle.catalog_name:
                 raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
-        own = [handle.identifier for handle in both]
         default_marker, since = read_marker(opened.main.current().properties, name), None
         routed = {}
         if spec.route is not None and default_marker is not None:
             with catalog_errors(opened.main.catalog_name):
                 since = missing_since(opened, default_marker)
                 routed = load_route_tables(opened.main.current().catalog, spec.route, stream=name)
-            if whole:
-                _check_whole(spec, opened, routed)
-        elif default_marker is not None and default_marker.routed is not None and whole:
+            if complete:
+                _check_complete(spec, opened, routed)
+        elif default_marker is not None and default_marker.routed is not None and complete:
             echo(f"stream {name} had a route: the tables that it made are not part of this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
-        histories.append(CutStream(name, own[0], own[1], tuple(routed), since))
+        own = opened.main.identifier, opened.dead_letters.identifier
+        histories.append(CutStream(name, *own, tuple(routed), since))
     return streams, histories, tables
 
 
-def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
+def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
     """Check that the catalog has each table that the route lists or once had, with all rows of backfills.
 
     Raises TableLost for a missing table, and RouteBehind if rows of a backfill wait for a table.
     """
-    dropped = dropped_tables(spec, tables, there)
-    named = set(spec.route.tables.values()) if spec.route else set()
-    unknown = sorted(named - {*there, *(found.target for found in dropped)})
+    dropped = dropped_tables(spec, tables, existing)
+    listed = set(spec.route.tables.values()) if spec.route else set()
+    unknown = sorted(listed - {*existing, *(table.target for table in dropped)})
     with catalog_errors(tables.main.catalog_name):
-        said = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    backfilled = [*map(str, tables_missing_backfill(tables, there))]
-    if said or backfilled:
-        error = TableLost if said else RouteBehind
-        missing = [*said, *backfilled]
+        lost = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
+    missing = [*lost, *map(str, tables_missing_backfill(tables, existing))]
+    if missing:
+        error = TableLost if lost else RouteBehind
         between = "\n- " if len(missing) > 1 else " "  # each is long, because it has a remedy
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:
     """Tag the snapshots of all tables. If a table cannot be tagged, the new tags are removed from the others."""
-    made = []
+    tagged = []
     try:
         for table in found.tables:
             if table.snapshot_id is None:
                 echo(f"{table.table} had no snapshot at that time: it is not tagged", err=True)
                 continue
             loaded = tables[table.table][0]
-            had = TAG + name in loaded.metadata.refs
-            set_tag(loaded, name, table.snapshot_id, retry_policy=RetryPolicy(total_s=RETRY_TIMEOUT_S))
-            if not had:
-                made.append(loaded)
+            is_new = TAG + name not in loaded.metadata.refs
+            set_tag(loaded, name, table.snapshot_id, retry_policy=_RETRIES)
+            if is_new:
+                tagged.append(loaded)
     except FrazilError:
-        for loaded in made:
-            remove_tag(loaded, name, retry_policy=RetryPolicy(total_s=RETRY_TIMEOUT_S))
+        for loaded in tagged:
+            remove_tag(loaded, name, retry_policy=_RETRIES)
         raise
 
 
 def _untag(name: str, tables: Tables) -> None:
-    removed = [
-        identifier
-        for identifier, (table, _) in tables.items()
-        if remove_tag(table, name, retry_policy=RetryPolicy(total_s=RETRY_TIMEOUT_S))
-    ]
+    removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRIES)]
     if not removed:
         raise FrazilError(f"no table has a tag {TAG}{name}: {', '.join(tables)}")
     echo(f"{TAG}{name} is removed from {', '.join(removed)}")
 
 
-def _print(found: Cut, engine: Engine | None, tables: Tables) -> None:
-    if engine is None:
-        _show(found)
-        return
-    for table in found.tables:
-        echo(select(engine, tables[table.table][1], table))
-
-
 def select(engine: Engine, catalog: str, table: CutTable) -> str:
-    """Return a SELECT statement that reads the table's snapshot in the cut."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]

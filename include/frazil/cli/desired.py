@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
+from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
 from frazil.commit.former_table import lost_or_replaced
 from frazil.host.launcher import ProcessState
@@ -24,16 +24,14 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
 
-ENDS_NAMED = 5
+MAX_NAMED_ENDS = 5
 _reason_option = click.option(
-    "--reason", default="", callback=checked_reason, help="Reason; shown in the log and by `frazil status`."
+    "--reason", default="", callback=check_reason, help="Reason; shown in the log and by `frazil status`."
 )
 
 
-def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
-    """Wrap a command so that, if it gets the name of a shared application, it runs for each of the application's
-    streams.
-    """
+def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
+    """Add the common options to a command. With the name of a shared application, it runs for each of its streams."""
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
@@ -49,12 +47,11 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
             }
         )
 
-    wrapped: Callable[..., Any] = stream_argument()(streams_option(_reason_option(json_option(each))))
-    return wrapped
+    return stream_options(_reason_option(each))
 
 
 @click.command()
-@_arguments
+@_for_each_stream
 def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput) -> DesiredStore:
     """Stop the writer of STREAM, and keep it stopped.
 
@@ -71,18 +68,18 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired(spec)
     desired.pause(by=current_user(), reason=reason)
-    stops = _foreground(stream) or "its writer stops after the current batch"
+    stops = _foreground_writer(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
         stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
     output.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
-    _say_where(spec, desired, _lost(spec, desired), output)
+    _report_scope(spec, desired, output)
     if problem:
         echo(problem, err=True)
     return desired
 
 
 @click.command()
-@_arguments
+@_for_each_stream
 @click.option(
     "--accept",
     is_flag=True,
@@ -106,19 +103,18 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
         _accept_rejects(spec, reason, output)
     desired = open_desired(spec)
     desired.resume(by=current_user(), reason=reason)
-    lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it within seconds, if its DAG is not paused"
-    if _foreground(stream):
+    if _foreground_writer(stream):
         starts = "it runs in the foreground"
-    elif lost:
+    elif _lost_table(spec, desired):
         starts = "its writer cannot continue before its table is back"
     output.say(f"{stream} is to run: {starts}.")
-    _say_where(spec, desired, lost, output)
+    _report_scope(spec, desired, output)
     return desired
 
 
 @click.command()
-@_arguments
+@_for_each_stream
 def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput) -> DesiredStore:
     """Replace the writer of STREAM with a new one.
 
@@ -133,16 +129,15 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     """
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
-    if how := _foreground(stream):
+    if how := _foreground_writer(stream):
         output.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
         return desired
     desired.restart(by=current_user(), reason=reason)
-    lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
-    if lost:
+    if _lost_table(spec, desired):
         starts = "it cannot continue before its table is back"
     output.say(f"{stream} gets a new writer: {starts}.")
-    _say_where(spec, desired, lost, output)
+    _report_scope(spec, desired, output)
     return desired
 
 
@@ -160,26 +155,26 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
         ends = kafka.ends(topics.partitions)
     accept(opened.tables, AcceptedRejects(ends, topics.identity, current_user(), reason, clock.now_ms()))
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
-    more = f" and {len(named) - ENDS_NAMED:,} more" if len(named) > ENDS_NAMED else ""
-    output.say(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")
+    more = f" and {len(named) - MAX_NAMED_ENDS:,} more" if len(named) > MAX_NAMED_ENDS else ""
+    output.say(f"Rejected records before {', '.join(named[:MAX_NAMED_ENDS])}{more} become dead letters, however many.")
 
 
-def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
+def _lost_table(spec: StreamSpec, desired: DesiredStore) -> str | None:
     """Return why the stream's table is missing; None if it is not missing."""
     return None if desired.is_with_table else lost_or_replaced(spec, None)
 
 
-def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, output: CommandOutput) -> None:
-    """Print a notice if the desired state applies to this host only, because there is no table to store it with."""
+def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput) -> None:
+    """Print a notice if the desired state applies to this host only, because no table exists to store it with."""
     if not desired.is_with_table:
-        why = lost or f"the catalog has no table {spec.table.identifier} yet"
-        output.say(f"This holds on this host only, because {why}.")
+        why = _lost_table(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
+        output.say(f"This applies to this host only, because {why}.")
 
 
-def _foreground(stream: str) -> str | None:
+def _foreground_writer(stream: str) -> str | None:
     """Return how to end a writer that a user runs on this host without a supervisor; None if no such writer runs."""
-    seen = open_launcher(stream).observe()
-    if seen.process is not ProcessState.FOREGROUND:
+    observed = open_launcher(stream).observe()
+    if observed.process is not ProcessState.FOREGROUND:
         return None
-    pid = f", or `kill {seen.launch.writer.pid}`" if seen.launch and seen.launch.writer else ""
+    pid = f", or `kill {observed.launch.writer.pid}`" if observed.launch and observed.launch.writer else ""
     return f"its writer runs in the foreground and continues until it is ended there (Ctrl-C{pid})"

@@ -13,10 +13,9 @@ from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
-from frazil.dev.catalogs import FILE, write_configuration
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
-from frazil.dev.postgres import EmbeddedPostgres
+from frazil.dev.postgres import CATALOGS_FILE, EmbeddedPostgres, write_catalogs
 from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
 from frazil.home import dev_airflow, home
@@ -87,66 +86,45 @@ def up(  # noqa: PLR0913 - a command's options
       frazil dev up --kafka-port 19092 --object-store --airflow
     """
     output = CommandOutput(as_json)
+    schemas = store = database = None
     kafka = _kafka(kafka_port).start()
     output.say(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
-    schemas = _start_registry(registry_port, output) if registry else None
-    store = _start_object_store(object_store_port, catalog_port, output) if object_store else None
-    database = _start_postgres(postgres_port, output) if postgres else None
+    if registry:
+        schemas = _registry(registry_port).start()
+        output.say(f"Registry {schemas.url}   log {_short(schemas.log)}")
+    if object_store:
+        store = _object_store(object_store_port, catalog_port).start()
+        output.say(f"S3       {store.endpoint}   log {_short(store.log)}")
+        output.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
+    if postgres:
+        database = _postgres(postgres_port).start()
+        output.say(f"Postgres {database.address}   log {_short(database.log)}")
     if spark_cluster:
-        _start_spark_cluster(spark_port, output)
+        master = _spark_cluster(spark_port).start().master
+        log = _short(master.log)
+        output.say(f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {log}")
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
         output.say(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
     _print_settings(kafka, schemas, output)
     if store or database:
-        _print_catalogs(store, database, output)
+        folder = home() / "dev"
+        names = write_catalogs(folder, store=store, database=database, local_warehouse=home() / "warehouse")
+        output.say(
+            f"\nThe catalogs {' and '.join(names)} are in {_short(folder / CATALOGS_FILE)}, with their passwords."
+        )
+        if os.environ.get("PYICEBERG_HOME") != str(folder):
+            output.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
     output.end(**_document(parts()))
 
 
-def _start_registry(port: int | None, output: CommandOutput) -> EmbeddedRegistry:
-    schemas = _registry(port).start()
-    output.say(f"Registry {schemas.url}   log {_short(schemas.log)}")
-    return schemas
-
-
-def _start_object_store(port: int | None, catalog_port: int | None, output: CommandOutput) -> EmbeddedObjectStore:
-    store = _object_store(port, catalog_port).start()
-    output.say(f"S3       {store.endpoint}   log {_short(store.log)}")
-    output.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
-    return store
-
-
-def _start_postgres(port: int | None, output: CommandOutput) -> EmbeddedPostgres:
-    database = _postgres(port).start()
-    output.say(f"Postgres {database.address}   log {_short(database.log)}")
-    return database
-
-
-def _start_spark_cluster(port: int | None, output: CommandOutput) -> None:
-    master = _spark_cluster(port).start().master
-    output.say(
-        f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {_short(master.log)}"
-    )
-
-
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
-    """Print the settings that streams need to connect to the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
-        output.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
+        output.say(f"\nBy default, streams connect to Kafka on port {DEFAULT_KAFKA_PORT}. To change this:\n")
         output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
     if schemas:
-        output.say("\nA stream of Avro finds its schemas there with:\n\n  source:")
+        output.say("\nA stream of Avro records uses this registry with:\n\n  source:")
         output.say(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
-
-
-def _print_catalogs(
-    store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, output: CommandOutput
-) -> None:
-    folder = home() / "dev"
-    names = write_configuration(folder, store=store, database=database, local_warehouse=home() / "warehouse")
-    output.say(f"\nThe catalogs {' and '.join(names)} are in {_short(folder / FILE)}, with their passwords.")
-    if os.environ.get("PYICEBERG_HOME") != str(folder):
-        output.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
 
 
 @dev.command()
@@ -158,11 +136,16 @@ def down(*, as_json: bool) -> None:
     Example:
       frazil dev down
     """
-    all_parts = parts()
-    running = [name for name, server in all_parts.servers().items() if server]
+    embedded = parts()
+    running = [name for name, server in embedded.servers().items() if server]
     for part in (
-        all_parts.airflow, all_parts.spark, all_parts.kafka, all_parts.registry, all_parts.store, all_parts.database
-    ):  # fmt: skip
+        embedded.airflow,
+        embedded.spark,
+        embedded.kafka,
+        embedded.registry,
+        embedded.store,
+        embedded.database,
+    ):
         part.stop()
     output = CommandOutput(as_json)
     output.say(f"ended {', '.join(running)}" if running else "nothing was running")
@@ -178,10 +161,10 @@ def status(as_json: bool) -> None:
     Example:
       frazil dev status --json
     """
-    all_parts = parts()
-    servers, addresses = all_parts.servers(), all_parts.addresses()
+    embedded = parts()
+    servers, addresses = embedded.servers(), embedded.addresses()
     if as_json:
-        echo_json(_document(all_parts))
+        echo_json(_document(embedded))
     else:
         for name, server in servers.items():
             where = addresses.get(name, "")
@@ -225,30 +208,23 @@ class Parts:
 
 def parts() -> Parts:
     """Return all servers, each with the port on which it last ran, or its default port."""
-    return Parts(
-        _kafka(None),
-        _registry(None),
-        _object_store(None, None),
-        _postgres(None),
-        _spark_cluster(None),
-        _airflow(None, None),
-    )
+    return Parts(_kafka(), _registry(), _object_store(), _postgres(), _spark_cluster(), _airflow())
 
 
-def _kafka(port: int | None) -> EmbeddedKafka:
+def _kafka(port: int | None = None) -> EmbeddedKafka:
     folder = home() / "dev" / "kafka"
-    return EmbeddedKafka(folder, port=port or EmbeddedKafka.last_port(folder) or DEFAULT_KAFKA_PORT)
+    return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 
 
-def _registry(port: int | None) -> EmbeddedRegistry:
+def _registry(port: int | None = None) -> EmbeddedRegistry:
     folder = home() / "dev" / "registry"
-    return EmbeddedRegistry(folder, port=port or EmbeddedRegistry.last_port(folder) or DEFAULT_REGISTRY_PORT)
+    return EmbeddedRegistry(folder, port=port or process.last_port(folder) or DEFAULT_REGISTRY_PORT)
 
 
-def _airflow(port: int | None, bootstrap: str | None) -> EmbeddedAirflow:
+def _airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
     folder = dev_airflow()
     extra = {"FRAZIL_KAFKA": bootstrap} if bootstrap else {}
-    port = port or EmbeddedAirflow.last_port(folder) or DEFAULT_AIRFLOW_PORT
+    port = port or process.last_port(folder) or DEFAULT_AIRFLOW_PORT
     return EmbeddedAirflow(folder, _checkout(), port=port, extra=extra)
 
 
@@ -258,36 +234,33 @@ def _checkout() -> Path:
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
 
-def _object_store(port: int | None, catalog_port: int | None) -> EmbeddedObjectStore:
+def _object_store(port: int | None = None, catalog_port: int | None = None) -> EmbeddedObjectStore:
     folder = home() / "dev" / "object-store"
     last = EmbeddedObjectStore.last_ports(folder) or (DEFAULT_OBJECT_STORE_PORT, DEFAULT_CATALOG_PORT)
     return EmbeddedObjectStore(folder, port=port or last[0], catalog_port=catalog_port or last[1])
 
 
-def _postgres(port: int | None) -> EmbeddedPostgres:
+def _postgres(port: int | None = None) -> EmbeddedPostgres:
     folder = home() / "dev" / "postgres"
-    return EmbeddedPostgres(folder, port=port or EmbeddedPostgres.last_port(folder) or DEFAULT_POSTGRES_PORT)
+    return EmbeddedPostgres(folder, port=port or process.last_port(folder) or DEFAULT_POSTGRES_PORT)
 
 
-def _spark_cluster(port: int | None) -> EmbeddedSparkCluster:
+def _spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
     folder = home() / "dev" / "spark"
     last = SparkMaster.last_ports(folder / "master") or (DEFAULT_SPARK_PORT, 0)
     return EmbeddedSparkCluster(folder, port=port or last[0])
 
 
-def _document(all_parts: Parts) -> dict[str, Any]:
-    servers, addresses = all_parts.servers(), all_parts.addresses()
+def _document(embedded: Parts) -> dict[str, Any]:
+    servers, addresses = embedded.servers(), embedded.addresses()
+    names = {name: name for name in ("kafka", "registry", "object-store", "postgres")}
+    names |= {"spark": "spark-master", "airflow": "api-server"}
     return {
         "servers": {
             name: {"running": server is not None, "pid": server.pid if server else None, "log": server and server.log}
             for name, server in servers.items()
         },
-        "kafka": addresses["kafka"] if servers["kafka"] else None,
-        "registry": addresses["registry"] if servers["registry"] else None,
-        "object-store": addresses["object-store"] if servers["object-store"] else None,
-        "postgres": addresses["postgres"] if servers["postgres"] else None,
-        "spark": addresses["spark-master"] if servers["spark-master"] else None,
-        "airflow": addresses["api-server"] if servers["api-server"] else None,
+        **{name: addresses[server] if servers[server] else None for name, server in names.items()},
     }
 
 

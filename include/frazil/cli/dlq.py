@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,8 @@ from frazil import clock
 from frazil.backfill.commit import find_unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
-from frazil.cli.output import ask, echo, echo_json, echo_table, working
-from frazil.cli.positions import MomentText
+from frazil.cli.options import MomentText, check_reason, current_user, stream_options, yes_option
+from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import Mark, discard
@@ -33,34 +31,27 @@ if TYPE_CHECKING:
     from frazil.dead_letters.replay import ReplayResult
     from frazil.spec.model import StreamSpec
 
-SHOWN = 200
+_REASON_HELP = "Only dead letters of this error class; may be repeated."
+_all_option = click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
+MAX_SHOWN_CHARACTERS = 200
 """Maximum number of characters of a value that `show` prints."""
 
 
-def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
+def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
     for reason in reasons:
         if not re.fullmatch(ERROR_CLASS, reason):
             raise click.BadParameter(f"{reason!r} is not an error class; `frazil dlq list` shows the existing ones")
     return reasons
 
 
-def _selecting(command: Callable[..., None]) -> Callable[..., None]:
+def _selection_options(command: Callable[..., None]) -> Any:
     """Add the stream argument, the common options, and the options that select dead letters to a command."""
     options = (
-        stream_argument(),
-        streams_option,
-        json_option,
-        click.option(
-            "--reason",
-            "reasons",
-            multiple=True,
-            callback=_is_a_word,
-            help="Only dead letters of this error class; may be repeated.",
-        ),
+        click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
         click.option("--from", "begin", type=MomentText(), help="Only dead letters rejected at this time or later."),
         click.option("--to", "end", type=MomentText(), help="Only dead letters rejected earlier."),
     )
-    return reduce(lambda made, option: option(made), reversed(options), command)
+    return stream_options(reduce(lambda decorated, option: option(decorated), reversed(options), command))
 
 
 @click.group()
@@ -69,8 +60,8 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@_selecting
-@click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
+@_selection_options
+@_all_option
 def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, **which: Any) -> None:
     """Count the dead letters of STREAM by day and reason.
 
@@ -80,16 +71,16 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
       frazil dlq list flights --from 2013-12-30T00:00:00Z --json
     """
     opened = _open(stream, streams_folder, which["reasons"])
-    found = count_by_day(opened.tables.dead_letters.current(), opened.spec, _selection(discarded=discarded, **which))
+    found = count_by_day(opened.tables.dead_letters.current(), opened.spec, Selection(discarded=discarded, **which))
     if as_json:
         echo_json(found)
     elif not found:
         echo(f"Stream {stream} has no such dead letters.")
     else:
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
-        numbers = frozenset({"dead letters", "replayed in vain", "discarded"})
-        echo_table(["day", "reason", "dead letters", "replayed in vain", "discarded"], rows, numbers=numbers)
-        for sentence in _not_replayed(opened, _selection(discarded=discarded, **which)):
+        columns = ("day", "reason", "dead letters", "replayed in vain", "discarded")
+        echo_table(columns, rows, numbers=frozenset(columns[2:]))
+        for sentence in _left_out_sentences(opened, Selection(discarded=discarded, **which)):
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
         echo(
@@ -100,8 +91,8 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
 
 
 @dlq.command()
-@_selecting
-@click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
+@_selection_options
+@_all_option
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="How many to show.")
 @click.option("--decrypt", is_flag=True, help="Show what a stream with sensitive fields keeps encrypted.")
 def show(  # noqa: PLR0913 - a command's options
@@ -114,7 +105,7 @@ def show(  # noqa: PLR0913 - a command's options
       frazil dlq show flights --reason TypeMismatch --limit 3
     """
     opened = _open(stream, streams_folder, which["reasons"])
-    selection = _selection(discarded=discarded, **which)
+    selection = Selection(discarded=discarded, **which)
     dead_letters = opened.tables.dead_letters.current()
     found = read_samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
@@ -125,22 +116,22 @@ def show(  # noqa: PLR0913 - a command's options
         value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
         for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
-                echo(f"    {name}: {_cut(text)}")
+                echo(f"    {name}: {_shorten(text)}")
         for name, values in dead_letter.headers.items():
             for text in values:
-                echo(f"    header {_cut(name)}: {'null' if text is None else _cut(text)}")
+                echo(f"    header {_shorten(name)}: {'null' if text is None else _shorten(text)}")
     if not found:
         echo(f"Stream {stream} has no such dead letters.")
 
 
 @dlq.command("discard")
-@_selecting
-@click.option("--because", required=True, callback=checked_reason, help="Reason; kept with each dead letter.")
+@_selection_options
+@click.option("--because", required=True, callback=check_reason, help="Reason; kept with each dead letter.")
 @click.option(
     "--by", default=current_user, show_default="the user who runs the command", help="Who; kept with each one."
 )
 @click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+@yes_option
 def discard_(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **which: Any
 ) -> None:
@@ -152,28 +143,28 @@ def discard_(  # noqa: PLR0913 - a command's options
     Example:
       frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
     """
-    opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    meant = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
-    if dry_run or not meant:
-        said = f"{counted(meant, 'dead letter')} of stream {stream} would be discarded."
-        _print_result(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
+    opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
+    count = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
+    if dry_run or not count:
+        sentence = f"{counted(count, 'dead letter')} of stream {stream} would be discarded."
+        sentence = sentence if count else _nothing_sentence(stream, "to discard", selection)
+        _print_result(as_json, sentence, discarded=0, meant=count)
         return
-    ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
+    ask(f"Discard {counted(count, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(by, because, clock.now_ms()))
-    _print_result(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
-    backfill = find_unfinished(opened.tables) if done < meant else None
+    _print_result(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=count)
+    backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
-            f"Dead letters that the main table has as rows by replay {backfill.id} are not discarded: they leave "
-            "once each "
-            f"table has its rows. `frazil dlq replay {stream}` continues, or shows which table to fix or to give up "
-            f"(`frazil route {stream}`).",
+            f"Dead letters that replay {backfill.id} added to the main table are not discarded: the replay removes "
+            f"them once each table has its rows. `frazil dlq replay {stream}` continues it, or shows which table to "
+            f"fix or to give up (`frazil route {stream}`).",
             err=True,
         )
 
 
 @dlq.command("replay")
-@_selecting
+@_selection_options
 @click.option("--dry-run", is_flag=True, help="Count the dead letters to decode again, and change nothing.")
 @click.option("--yes", is_flag=True, expose_value=False, help="Accepted as elsewhere: a replay never asks.")
 @click.option("--run", help="An id for schedulers that retry: a run that an operator abandoned does not start again.")
@@ -189,26 +180,26 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --reason MissingRequired --dry-run
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
-    opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
+    opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
     check_coordinates(opened.spec)
     dead_letters = opened.tables.dead_letters.current()
     left = count_left_out(opened, selection)
     for sentence in left_out_sentences(left, stream):
         echo(sentence, err=True)
     if dry_run:
-        meant = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
-        said = (
-            f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
+        count = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
+        sentence = (
+            f"{counted(count, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
             "its start adds them to the table."
         )
-        said = said if meant else _nothing(stream, "to replay", selection, left_out=bool(left))
-        _print_result(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
+        sentence = sentence if count else _nothing_sentence(stream, "to replay", selection, left_out=bool(left))
+        _print_result(as_json, sentence, landed=0, failed=0, meant=count, **_document(left))
         return
     allow_pandas()
     from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - loads the decoders for replays only
 
-    with working("decoding dead letters again"):
+    with progress("decoding dead letters again"):
         done = replay(opened, selection, run=run)
     own = next((d for d in done if not d.interrupted), NOTHING_DONE)
     earlier = next((d for d in done if d.interrupted), None)
@@ -217,27 +208,26 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         echo_json({**_counts(own), **_document(left), **before})
         return
     if earlier:
-        echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
+        echo(f"Finished a replay that another command began. {_result_sentence(opened.spec, earlier)}")
     if own.backfill:
-        echo(_came_to(opened.spec, own))
+        echo(_result_sentence(opened.spec, own))
     else:
         purpose = "else to replay" if earlier else "to replay"
-        there = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
-        echo(_nothing(stream, purpose, selection, left_out=bool(left), are_rows=there > left.total()))
+        rest = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
+        echo(_nothing_sentence(stream, purpose, selection, left_out=bool(left), are_rows=rest > left.total()))
 
 
-def _not_replayed(opened: OpenStream, selection: Selection) -> list[str]:
-    """Return a sentence for each reason why a replay leaves out dead letters.
-
-    Returns none if the stream has no marker.
-    """
+def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
+    """Return a sentence for each reason why a replay leaves out dead letters; none if the stream has no marker."""
     try:
         return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
         return []
 
 
-def _nothing(stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
+def _nothing_sentence(
+    stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False
+) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -258,16 +248,16 @@ def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
-def _came_to(spec: StreamSpec, done: ReplayResult) -> str:
+def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
     what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
-    gone = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
+    others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
-        gone += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{gone} {done.failed:,} failed again."
+        others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
+    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{others} {done.failed:,} failed again."
 
 
-def _cut(text: str) -> str:
-    return f"{safe(text[:SHOWN], lines=False)}{'…' if len(text) > SHOWN else ''}"
+def _shorten(text: str) -> str:
+    return f"{safe(text[:MAX_SHOWN_CHARACTERS], lines=False)}{'…' if len(text) > MAX_SHOWN_CHARACTERS else ''}"
 
 
 def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
@@ -282,14 +272,8 @@ def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenSt
     opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)
-        there = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}
-        if strange := sorted({*reasons} - there):
-            named = f"; existing reasons: {', '.join(sorted(there))}" if there else ""
-            echo(f"Stream {stream} has no dead letters of {', '.join(strange)}{named}.", err=True)
+        existing = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}
+        if unknown := sorted({*reasons} - existing):
+            hint = f"; existing reasons: {', '.join(sorted(existing))}" if existing else ""
+            echo(f"Stream {stream} has no dead letters of {', '.join(unknown)}{hint}.", err=True)
     return opened
-
-
-def _selection(
-    *, reasons: tuple[str, ...], begin: datetime | None, end: datetime | None, discarded: bool = False
-) -> Selection:
-    return Selection(reasons=reasons, begin=begin, end=end, discarded=discarded)

@@ -14,7 +14,6 @@ import click
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_line
 from frazil.doctor import host
-from frazil.doctor import host as airflow
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import clocks_of, connections, declarations
 
@@ -33,7 +32,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     """Check this machine, and the services that streams need.
 
     Checks Python, Java, jars, folders, ports, the tasks' Python, declarations, Kafka, catalogs and their storage
-    (conditional put included), clocks, and Airflow, and shows how to fix each fault. To test catalog and storage, it
+    (conditional put included), clocks, and Airflow. Shows how to fix each fault. To test catalog and storage, it
     creates a table and an object and removes them again; it changes nothing else.
 
     Exits with 1 if something is wrong. Warnings do not count.
@@ -43,26 +42,26 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
       frazil doctor --streams include/streams
     """
     streams, declared = declarations(streams_folder)
-    environment, ports, ours = _dev_environment()
+    environment, default_ports, used_ports = _dev_environment()
     checks = {
         "python": Check(host.python),
         "java": Check(host.java, within_s=65),
         "jars": Check(host.jars_of_spark),
         "folders": Check(host.folders),
         "tasks' python": Check(host.tasks_python, within_s=65),
-        **({"ports": Check(partial(host.ports, ports, ours))} if ports else {}),
+        **({"ports": Check(partial(host.ports, default_ports, used_ports))} if default_ports else {}),
         "declarations": Check(lambda: declared),
         "connections": Check(partial(connections, streams), within_s=180),
         "clock": Check(partial(clocks_of, streams), within_s=60),
         "api server": Check(host.api_servers),
-        "airflow": Check(partial(airflow.airflow, streams_folder, environment), within_s=airflow.WITHIN_S),
+        "airflow": Check(partial(host.airflow, streams_folder, environment), within_s=host.WITHIN_S),
     }
     found = []
-    for one in findings(checks):
-        found.append(one)
+    for finding in findings(checks):
+        found.append(finding)
         if not as_json:
-            _show(one)
-    counts = Counter(one.state for one in found)
+            _show(finding)
+    counts = Counter(finding.state for finding in found)
     if as_json:
         echo_json({"findings": found, "counts": {state.value: counts[state] for state in State}})
     else:
@@ -73,16 +72,15 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _show(one: Finding) -> None:
-    sign, style = SIGNS[one.state]
-    echo_line(f"{sign} {one.subject:<14} {one.said}", style=style, head=len(sign))
-    if one.fix:
-        echo(f"  {'':<14} → {one.fix}")
+def _show(finding: Finding) -> None:
+    sign, style = SIGNS[finding.state]
+    echo_line(f"{sign} {finding.subject:<14} {finding.said}", style=style, head=len(sign))
+    if finding.fix:
+        echo(f"  {'':<14} → {finding.fix}")
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and the ports that its
-    servers use.
+    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and its servers' ports.
 
     If the Airflow of `frazil dev up --airflow` runs, it is the one to check.
     """
@@ -93,8 +91,8 @@ def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int
 
     dev = parts()
     servers = dev.servers()
-    ours = {name: port for name, port in (("kafka", dev.kafka.port), ("airflow", dev.airflow.port))
-            if servers["kafka" if name == "kafka" else "api-server"]}  # fmt: skip
-    if "airflow" in ours:
+    used = {"kafka": dev.kafka.port} if servers["kafka"] else {}
+    if servers["api-server"]:
+        used["airflow"] = dev.airflow.port
         environment = dev.airflow.environment()
-    return environment, {"kafka": DEFAULT_KAFKA_PORT, "airflow": DEFAULT_AIRFLOW_PORT}, ours
+    return environment, {"kafka": DEFAULT_KAFKA_PORT, "airflow": DEFAULT_AIRFLOW_PORT}, used

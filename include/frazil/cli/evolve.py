@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit.opened import read_stream
 from frazil.errors import SpecError
@@ -36,12 +36,10 @@ class RenameText(click.ParamType[tuple[str, str]]):
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
 @click.option("--drop", "drops", multiple=True, help="A column to drop.")
-@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
-@json_option
+@yes_option
 def evolve(  # noqa: PLR0913 - one for each option
     stream: str,
     streams_folder: Path,
@@ -68,49 +66,43 @@ def evolve(  # noqa: PLR0913 - one for each option
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in NAMED_FIELDS:
         raise SpecError(
-            f"stream {stream!r}: records of source.format {spec.source.format.type} have no names of fields that could "
-            "differ from the columns': rename the column by an engine, and edit the declaration, while no writer runs"
+            f"stream {stream!r}: records of source.format {spec.source.format.type} have no field names that could "
+            "differ from the columns'. Stop the writer, rename the column with an engine, and edit the declaration"
         )
     table = read_stream(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
     where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:
         output.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
-    changes = [f"{old} to {new}" for old, new in wanted.renames.items()]
-    changes += [f"{name} to nothing" for name in wanted.drops]
-    ask(f"Change columns of {where}: {', '.join(changes)}?", yes=yes)
-    fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
+    steps = [f"rename {old} to {new}" for old, new in wanted.renames.items()]
+    steps += [f"drop {name}" for name in wanted.drops]
+    ask(f"Change columns of {where}: {', '.join(steps)}?", yes=yes)
+    fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed_columns(spec, each).items()}
     tables = (table, *routed.values())
     columns = [{field.name for field in each.schema().fields} for each in tables]
     columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that names that no table has are refused
-    changes_of = [(each, mine) for each, names in zip(tables, columns, strict=True) if (mine := wanted.of(names))]
-    for each, mine in changes_of:
-        check_changes(each, mine, fixed=fixed)
-    for each, mine in changes_of:  # if one fails, the writer's next start changes it
-        change_columns(each, mine, fixed=fixed)
+    changes = [(each, found) for each, names in zip(tables, columns, strict=True) if (found := wanted.of(names))]
+    for each, found in changes:
+        check_changes(each, found, fixed=fixed)
+    for each, found in changes:  # if one fails, the writer's next start changes it
+        change_columns(each, found, fixed=fixed)
     for old, new in wanted.renames.items():
         output.say(f"Column {old} is now {new}; records fill it by either name.")
     for name in wanted.drops:
         output.say(f"Column {name} is dropped; records' fields of that name are ignored.")
-    declared = {column.name for column in spec.columns} & {*wanted.renames, *wanted.drops}
-    if declared:
-        output.say(f"In the declaration of {stream}, {_edits(wanted, declared)}, when it suits you.")
+    declared = {column.name for column in spec.columns}
+    edits = [f"rename {old} to {new}" for old, new in wanted.renames.items() if old in declared]
+    edits += [f"remove {name}" for name in wanted.drops if name in declared]
+    if edits:
+        output.say(f"In the declaration of {stream}, {', '.join(edits)}, when it suits you.")
     output.end(stream=stream, table=spec.table.identifier, renamed=wanted.renames, dropped=wanted.drops)
 
 
-def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
-    renames = [f"call {old} {new}" for old, new in wanted.renames.items() if old in declared]
-    return ", ".join([*renames, *(f"take out {name}" for name in wanted.drops if name in declared)])
-
-
-def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
+def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
     """Map each column that must keep its name to the reason: the table, the declaration or frazil relies on it."""
     layout = layout_field_ids(table)
-    fixed = {
-        field.name: "the table is partitioned or sorted by it"
-        for field in table.schema().fields
-        if field.field_id in layout
-    }
+    names = (field.name for field in table.schema().fields if field.field_id in layout)
+    fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")
     fixed |= dict.fromkeys(spec.beside_value, "a record's key or header fills it by this name")
     fixed |= dict.fromkeys(RESERVED, "frazil fills it by this name")
     if spec.route is not None and spec.route.by == "field":

@@ -29,18 +29,16 @@ if TYPE_CHECKING:
     from frazil.events import BatchCommitted
     from frazil.spec.model import StreamSpec
 
-LIVE_EVERY_S = 0.5
-WAITS_SAID_EVERY_S = 30.0
+LIVE_INTERVAL_S = 0.5
+WAIT_REPORT_INTERVAL_S = 30.0
 MAX_WAITING_LINES = 1000
-"""Maximum number of buffered lines while the terminal does not accept output. Messages on why the writer ended may use
-as many more.
-"""
+"""Maximum number of lines that are buffered while the terminal is blocked. Twice as many if the last explain an end."""
 CLEAR = "\r\x1b[K"
-SIGNALS_SEEN_S = 0.5
+MAX_SIGNAL_DELAY_S = 0.5
 """Maximum time (s) by which the handler of a signal may be delayed."""
 
 
-class Voice(logging.Handler):
+class WriterPipe(logging.Handler):
     """The writer's end of the pipe. As a log handler, it also sends frazil's own warnings, but not Spark's.
 
     It never blocks. If the reader does not read (because it is stopped, or because of Ctrl-S or a pager), lines are
@@ -51,7 +49,7 @@ class Voice(logging.Handler):
         super().__init__(logging.WARNING)
         os.set_blocking(fd, False)
         self._fd = fd
-        self._left_out = 0
+        self._omitted = 0
 
     def say(self, line: str) -> None:
         self._write("say", line)
@@ -67,22 +65,23 @@ class Voice(logging.Handler):
         self._write("warn", f"warning: {record.getMessage()}")
 
     def _write(self, kind: str, line: str) -> None:
-        if self._left_out and self._took("say", left_out(self._left_out)):
-            self._left_out = 0
-        if self._left_out or not self._took(kind, line):
-            self._left_out += 1
+        if self._omitted and self._try_write("say", omitted_text(self._omitted)):
+            self._omitted = 0
+        if self._omitted or not self._try_write(kind, line):
+            self._omitted += 1
 
-    def _took(self, kind: str, line: str) -> bool:
+    def _try_write(self, kind: str, line: str) -> bool:
+        """Write a line, and return False if the pipe is full."""
         try:
             os.write(self._fd, _frame(kind, line))
         except BlockingIOError:
             return False
         except OSError:  # nothing reads any longer, and the writer continues to its end
-            return True
+            pass
         return True
 
 
-def left_out(count: int) -> str:
+def omitted_text(count: int) -> str:
     """Return the line that replaces `count` lines that the terminal did not accept in time."""
     return f"... {counted(count, 'line')} not shown, because the terminal blocked; the log has them"
 
@@ -105,9 +104,9 @@ class Terminal:
         """
         self._exchange = open_exchange(folder)
         self._live = sys.stdout.isatty() and not as_json
-        self._as_json, self._words = as_json, sys.stderr if as_json else sys.stdout
+        self._as_json, self._text_stream = as_json, sys.stderr if as_json else sys.stdout
         self._lines: SimpleQueue[tuple[TextIO, str] | None] = SimpleQueue()
-        self._left_out = 0
+        self._omitted = 0
         self._on_gone = on_gone
         self._printer: Thread | None = None
         self.complained = False
@@ -130,21 +129,21 @@ class Terminal:
         A signal that arrives just before a call blocks does not interrupt the call, and the signal's handler would run
         only when the call returns. Therefore the call has a timeout.
         """
-        while not select.select([fd], [], [], SIGNALS_SEEN_S)[0]:
+        while not select.select([fd], [], [], MAX_SIGNAL_DELAY_S)[0]:
             pass
         return os.read(fd, 65_536)
 
     def close(self) -> None:
         """Wait until every queued line is printed."""
-        if self._left_out:
-            self._lines.put((self._words, left_out(self._left_out)))
+        if self._omitted:
+            self._lines.put((self._text_stream, omitted_text(self._omitted)))
         self._lines.put(None)
         if self._printer:
             self._printer.join()
 
     def say(self, line: str) -> None:
         """Queue a line for display. Safe to call in signal handlers."""
-        self._queue(self._words, line)
+        self._queue(self._text_stream, line)
 
     def report(self, line: str) -> None:
         """Queue a JSON document for the program that reads standard output. Does nothing without --json."""
@@ -161,17 +160,17 @@ class Terminal:
 
     def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_WAITING_LINES) -> None:
         if self._lines.qsize() >= limit:
-            self._left_out += 1
+            self._omitted += 1
             return
-        if self._left_out:
-            self._lines.put((self._words, left_out(self._left_out)))
-            self._left_out = 0
+        if self._omitted:
+            self._lines.put((self._text_stream, omitted_text(self._omitted)))
+            self._omitted = 0
         self._lines.put((stream, line))
 
     def _print(self, writer: int) -> None:
         while True:
             try:
-                item = self._lines.get(timeout=LIVE_EVERY_S)
+                item = self._lines.get(timeout=LIVE_INTERVAL_S)
             except Empty:
                 self._show_live(writer)
                 continue
@@ -187,25 +186,25 @@ class Terminal:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
         except OSError:  # nothing reads the stream any longer: discard further output
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
             self._on_gone()
 
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
         heartbeat = Heartbeat.read(self._exchange)
-        words = live_words(heartbeat if heartbeat and heartbeat.pid == writer else None, now_ms=clock.now_ms())
-        self._show(sys.stdout, CLEAR + words[: shutil.get_terminal_size().columns - 1])
+        text = live_text(heartbeat if heartbeat and heartbeat.pid == writer else None, now_ms=clock.now_ms())
+        self._show(sys.stdout, CLEAR + text[: shutil.get_terminal_size().columns - 1])
 
 
-def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
+def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
     """Describe what a writer is doing, and for how long. `heartbeat` is None before its first heartbeat."""
     if heartbeat is None:
         return "starting"
     batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
-    words = {
+    text = {
         Phase.STARTING: "starting Spark",
         Phase.TAKING_OVER: "taking over, and starting Spark",
         Phase.WAITING: f"{counted(heartbeat.lag, 'record', 'waits for its|wait for their')} batch"
@@ -219,16 +218,15 @@ def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
         Phase.STOPPING: "ending",
         Phase.ENDED: "ending",
     }[heartbeat.phase]
-    return f"{words} ({ago(now_ms - heartbeat.advanced_at_ms)})"
+    return f"{text} ({ago(now_ms - heartbeat.advanced_at_ms)})"
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
-    """Return a committed batch as a JSON document."""
     counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 
 
-class Waits:
+class WaitReporter:
     """Decides when to show what a writer waits for: after half a minute, and then every half minute.
 
     The writer reports the wait at each attempt. A wait ends when a batch begins after a commit and nothing was reported
@@ -238,26 +236,25 @@ class Waits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said_at: float | None = None
+        self._reported_at: float | None = None
         self._none_since_commit = False
 
-    def met(self, sentence: str) -> str | None:
+    def report(self, sentence: str) -> str | None:
         """Record that the writer reported a wait. Returns the line to show; None if it is too early to show one."""
         self._none_since_commit = False
         now = self._clock()
-        if self._said_at is not None and now - self._said_at < WAITS_SAID_EVERY_S:
+        if self._reported_at is not None and now - self._reported_at < WAIT_REPORT_INTERVAL_S:
             return None
-        first, self._said_at = self._said_at is None, now
+        first, self._reported_at = self._reported_at is None, now
         return None if first else f"waiting: {sentence}"
 
-    def committed(self) -> None:
-        """Record that a batch has committed."""
+    def batch_committed(self) -> None:
         self._none_since_commit = True
 
-    def staging(self) -> None:
+    def batch_began(self) -> None:
         """Record that a batch begins, or is tried again."""
         if self._none_since_commit:
-            self._said_at = None
+            self._reported_at = None
 
 
 class Totals:
@@ -283,34 +280,32 @@ class Totals:
             return f"batch {batch.key}: no new records, only the watermark was updated"
         where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files are not added to the table
         took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
+        rejected = f", {counted(batch.rejected, 'dead letter')}" if batch.rejected else ""
         dropped = f", {counted(repeats, 'repeat')} dropped" if repeats else ""
         dropped += f", {counted(filtered, 'record')} dropped by the transform" if filtered else ""
-        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{dropped}{where}, {took_s:.1f} s"
+        return f"batch {batch.key}: {self._records_text(batch.records)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
         """Return the last line of a successful run. `waiting` is the number of rows that wait for routed tables."""
         how = "stopped" if stopped else "caught up"
         if waiting:
-            waits = counted(waiting, "row", "waits for its table|wait for their tables")
-            return f"{self._ended(how, 'for')}; {waits}: `frazil route {self._stream}` shows why"
-        return self._ended(how, "into" if self._merges else "in")
+            rows = counted(waiting, "row", "waits for its table|wait for their tables")
+            return f"{self._end_text(how, 'for')}; {rows}: `frazil route {self._stream}` shows why"
+        return self._end_text(how, "into" if self._merges else "in")
 
-    def _ended(self, how: str, into: str) -> str:
+    def _end_text(self, how: str, into: str) -> str:
         if not self.records and not self.rejected and not self.filtered:
             return f"{how}: no new records for {self._tables}"
-        rows = f"{self._landed(self.records)} {into} {self._tables}"
+        rows = f"{self._records_text(self.records)} {into} {self._tables}"
         if self._dropped is not None:
             kept, repeats = counted(self.records - self._dropped, "row"), counted(self._dropped, "repeat")
             rows = f"{counted(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
         elif self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
         rows += f", {counted(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
-        if not self.rejected:
-            return f"{how}: {rows}"
-        return (
-            f"{how}: {rows}, {counted(self.rejected, 'dead letter')} (see table {self._dead_letters}: the column "
-            "`error` has the reasons)"
-        )
+        if self.rejected:
+            rows += f", {counted(self.rejected, 'dead letter')} (see the column `error` of table {self._dead_letters})"
+        return f"{how}: {rows}"
 
     def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
         """Return the totals of a successful run as a JSON document."""
@@ -320,10 +315,7 @@ class Totals:
         filtered = {"dropped": self.filtered} if self.filtered else {}
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
-    def _words(self, records: int, rejected: int) -> str:
-        return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")
-
-    def _landed(self, records: int) -> str:
+    def _records_text(self, records: int) -> str:
         """Describe the number of committed records.
 
         An upsert stream counts changes, because a later change may replace a change before it becomes a row.

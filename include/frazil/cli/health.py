@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import Asking, json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
-from frazil.cli.status import AT_ONCE
+from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
+from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, with_subject
+from frazil.cli.status import MAX_PARALLEL_READS
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
@@ -25,7 +25,14 @@ from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import stream_readings
-from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
+from frazil.maintenance.tables import (
+    MaintainedTable,
+    TableKind,
+    find_maintained,
+    maintained_tables,
+    routes,
+    template_table,
+)
 from frazil.spec.last_valid import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
@@ -37,9 +44,9 @@ from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
-PARTITIONS_SHOWN = 20
+MAX_PARTITIONS = 20
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
-WIDE_ALONE = frozenset({"manifests", "metadata", "snapshots", "compacted"})
+WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 """Columns that are left out on a narrow terminal."""
 
 
@@ -81,39 +88,39 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     commit records. It reads manifests only with --deep, and never reads data or Kafka or starts a JVM.
 
     Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
-    with 10 if a declaration cannot be read, and with 1 if a table cannot be measured.
+    and with 10 if a declaration cannot be read. Exits with 1 if a table cannot be measured.
 
     \b
     Example:
       frazil health demo.flights --deep
     """
-    now_ms, asking = clock.now_ms(), Asking()
+    now_ms, requests = clock.now_ms(), CatalogRequests()
     specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
         report = _table_report(maintained, now_ms=now_ms, deep=deep)
         measured = [(maintained, report)]
-        reports, unknown = ([report], {}) if report.health else _with_missing(measured, maintained.streams, asking)
+        reports, unknown = ([report], {}) if report.health else _with_missing(measured, maintained.streams, requests)
         found = reports[:1]
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))
     else:
-        made, unlisted = _made(specs, asking)
-        tables = sorted([*maintained_tables(specs), *made], key=lambda each: each.name)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            results = pool.map(partial(_report_if_possible, asking, now_ms=now_ms, deep=deep), tables)
-            there = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
-        reports, unknown = _with_missing(there, specs, asking)
+        routed, unlisted = _routed_tables(specs, requests)
+        tables = sorted([*maintained_tables(specs), *routed], key=lambda each: each.name)
+        with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
+            results = pool.map(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
+            measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
+        reports, unknown = _with_missing(measured, specs, requests)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs))
+    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
+        running = list(pool.map(partial(_stream_report, requests, now_ms=now_ms), specs))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
-        _show(found, _rules_of(running), in_full=table is not None)
+        _show(found, _rules_by_table(running), in_full=table is not None)
         shown = [report.problem for report in found if report.problem]
         beyond = (reading.sentence for stream in running for reading in stream.beyond)
         echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in shown))
@@ -130,52 +137,51 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _with_missing(
-    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
+    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Add the reports of tables that streams once had and catalogs have lost, with the reason. Tables of templates come
-    last.
+    """Add the reports of tables that streams once had and catalogs have lost. Tables of templates come last.
 
     Also returns the errors of streams whose missing tables cannot be determined, by route. Leaves out errors that a
     table's own report already has.
     """
 
-    def ask(spec: StreamSpec) -> dict[str, str] | Exception:
+    def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
-            return asking.ask(spec.table.catalog, lambda: missing_tables(spec))
+            return requests.run(spec.table.catalog, lambda: missing_tables(spec))
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
     checked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = [*zip(checked, pool.map(ask, checked), strict=True)]
+    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
+        answers = [*zip(checked, pool.map(find_missing, checked), strict=True)]
     gone = {
-        (spec.table.catalog, name): (spec, said)
-        for spec, of in answers
-        if not isinstance(of, Exception)
-        for name, said in of.items()
+        (spec.table.catalog, name): (spec, problem)
+        for spec, missing in answers
+        if not isinstance(missing, Exception)
+        for name, problem in missing.items()
     }
-    found = []
+    reports = []
     for table, report in measured:
-        _, said = gone.pop((table.catalog, table.identifier), (None, None))
-        if said is None and report.problem is None and report.health is None and table.kind is TableKind.DEAD_LETTERS:
-            said = _dead_letters_dropped(table)
-        found.append(replace(report, problem=said, missing=True) if said and report.health is None else report)
-    for (_, name), (spec, said) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
-        found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
+        _, problem = gone.pop((table.catalog, table.identifier), (None, None))
+        if not (problem or report.problem or report.health) and table.kind is TableKind.DEAD_LETTERS:
+            problem = _dead_letters_dropped(table)
+        reports.append(replace(report, problem=problem, missing=True) if problem and not report.health else report)
+    for (_, name), (spec, problem) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
+        reports.append(
+            TableReport(template_table(spec, name, specs).name, TableKind.ROUTED, problem=problem, missing=True)
+        )
     shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}
     unknown = {
         f"route of {spec.name}": error
         for spec, error in answers
         if isinstance(error, Exception) and (spec.table.catalog, spec.table.identifier) not in shown
     }
-    return found, unknown
+    return reports, unknown
 
 
 def _dead_letters_dropped(table: MaintainedTable) -> str | None:
-    """Return why a dead-letter table is missing; None if no stream of this table has started, or if the reason cannot
-    be determined.
-    """
+    """Return why a dead-letter table is missing; None if no stream of it has started, or if the reason is unknown."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -201,21 +207,21 @@ def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Ta
     return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
 
 
-def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedTable], list[TableReport]]:
+def _routed_tables(
+    specs: Sequence[StreamSpec], requests: CatalogRequests
+) -> tuple[list[MaintainedTable], list[TableReport]]:
     """Return the tables that routes may have created, and a report for each route whose tables cannot be listed."""
-    made: list[MaintainedTable] = []
+    tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes(specs).items():
         try:
-            made += asking.ask(spec.table.catalog, partial(_made_by, spec, specs))
-        except (
-            Exception
-        ) as error:  # catalogs and storage raise what their clients raise; continue with the other tables
+            tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
+        except Exception as error:  # catalogs and storage raise anything; continue with the other tables
             unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem(error)))
-    return made, unlisted
+    return tables, unlisted
 
 
-def _made_by(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
+def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
     return made_tables(open_existing_catalog(spec.table.catalog), spec, specs)
 
 
@@ -223,27 +229,26 @@ def _problem(error: Exception) -> str:
     return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _report_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
-    """Measure a table.
-
-    Returns None if the table has a name that fits the route's template but was not created by the route.
-    """
+def _report_if_possible(
+    requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
+) -> TableReport | None:
+    """Measure a table. Returns None if only its name fits a route's template, but the route did not create it."""
     try:
-        return asking.ask(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
+        return requests.run(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
         return TableReport(maintained.name, maintained.kind, problem=_problem(error))
 
 
-def _stream_report(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    away = asking.is_silent(spec.table.catalog)
-    state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=away)
-    seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
-    return StreamReport(state, tuple(reading for reading in seen if reading.is_beyond))
+def _stream_report(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+    timed_out = requests.timed_out(spec.table.catalog)
+    state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=timed_out)
+    values = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
+    return StreamReport(state, tuple(reading for reading in values if reading.is_beyond))
 
 
-def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
+def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
     """Map each table to the alert rules whose thresholds its streams exceed."""
     rules: dict[str, list[str]] = {}
     for stream in running:
@@ -251,26 +256,25 @@ def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
     return rules
 
 
-def _show(found: Sequence[TableReport], of_streams: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
+def _show(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
         for report in found:
             echo_fields(_fields(report.health) if report.health else {"table": report.table, "state": _state(report)})
             if report.health and report.health.partitions is not None:
                 _show_partitions(report.health.partitions)
     else:
-        columns = [name for name in COLUMNS if not (name in WIDE_ALONE and is_narrow())]
-        cells = [dict(zip(COLUMNS, _row(report, of_streams.get(report.table, ())), strict=True)) for report in found]
-        echo_table(columns, [tuple(of[name] for name in columns) for of in cells], numbers=frozenset(COLUMNS[1:7]))
+        columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_narrow())]
+        cells = [dict(zip(COLUMNS, _row(report, stream_rules.get(report.table, ())), strict=True)) for report in found]
+        echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
     for report in found:
-        echo_lines(
-            [*([said_of(report.table, report.problem)] if report.problem else []), *(r.sentence for r in report.beyond)]
-        )
+        problems = [with_subject(report.table, report.problem)] if report.problem else []
+        echo_lines([*problems, *(reading.sentence for reading in report.beyond)])
 
 
-def _row(report: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
+def _row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
     one = report.health
     if one is None:
-        return (report.table, *[""] * 7, _state(report, of_streams))
+        return (report.table, *[""] * 7, _state(report, stream_rules))
     return (
         report.table,
         f"{one.data_files:,}",
@@ -279,16 +283,16 @@ def _row(report: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
         rounded_bytes(one.manifest_list_bytes_per_file),
         rounded_bytes(one.metadata_bytes),
         f"{one.snapshots:,}",
-        _compacted(one),
-        _state(report, of_streams),
+        _compacted_text(one),
+        _state(report, stream_rules),
     )
 
 
-def _state(report: TableReport, of_streams: Sequence[str] = ()) -> str:
+def _state(report: TableReport, stream_rules: Sequence[str] = ()) -> str:
     if report.health is None:
         state = "missing" if report.missing else "unknown" if report.problem else "no table yet"
-        return ", ".join([state, *of_streams])
-    return ", ".join([*(r.rule for r in report.beyond), *of_streams]) or "ok"
+        return ", ".join([state, *stream_rules])
+    return ", ".join([*(r.rule for r in report.beyond), *stream_rules]) or "ok"
 
 
 def _fields(one: TableHealth) -> dict[str, str]:
@@ -300,7 +304,7 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "data files": f"{one.data_files:,}, {average} on average (target {target})",
         "data": f"{rounded_bytes(one.data_bytes)}, {counted(one.rows, 'row')}",
-        "recent files": _recent_words(one.recent),
+        "recent files": _recent_files_text(one.recent),
         "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
         "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of the rows there",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
@@ -308,16 +312,16 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
-        "compacted": f"{_compacted(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
+        "compacted": f"{_compacted_text(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
-            f"{_ago(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
+            f"{_ago_text(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
             for s in one.streams
         },
     }
 
 
-def _recent_words(recent: RecentFiles | None) -> str:
+def _recent_files_text(recent: RecentFiles | None) -> str:
     if recent is None:
         return "unknown"
     return (
@@ -336,10 +340,10 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
     if deletes := sum(p.delete_files for p in partitions):
         size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
-        gone = sum(len(p.deletes.dangling) for p in partitions)
+        dangling = sum(len(p.deletes.dangling) for p in partitions)
         echo(
-            f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {gone:,} of them "
-            "are of data files that are gone"
+            f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {dangling:,} of "
+            "them refer to data files that no longer exist"
         )
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.deletes.due_files, -p.delete_files, p.path))
     columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "deleted rows", "ended at")
@@ -355,17 +359,17 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
             f"{p.deletes.rows:,}",
             "" if p.window_end_us is None else utc(p.window_end_us // 1000),
         )
-        for p in worst[:PARTITIONS_SHOWN]
+        for p in worst[:MAX_PARTITIONS]
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
-    if len(worst) > PARTITIONS_SHOWN:
-        echo(f"and {counted(len(worst) - PARTITIONS_SHOWN, 'partition')} more, with fewer small files; --json has all")
+    if len(worst) > MAX_PARTITIONS:
+        echo(f"and {counted(len(worst) - MAX_PARTITIONS, 'partition')} more, with fewer small files; --json has all")
 
 
-def _compacted(one: TableHealth) -> str:
+def _compacted_text(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
-    return "never" if at_ms is None else _ago(at_ms, one.at_ms)
+    return "never" if at_ms is None else _ago_text(at_ms, one.at_ms)
 
 
-def _ago(ms: int | None, now_ms: int) -> str:
+def _ago_text(ms: int | None, now_ms: int) -> str:
     return "unknown" if ms is None else f"{ago(now_ms - ms)} ago"

@@ -20,7 +20,7 @@ from frazil.spec.load import DEFAULTS_FILE, read_defaults
 from frazil.spec.problems import meaning_of
 from frazil.spec.references import resolve_all
 
-NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry by --registry"
+NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry with --registry"
 
 
 @click.command()
@@ -73,19 +73,15 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _registry(folder: Path, url: str | None) -> Registry | None:
-    """Return the registry in the folder's defaults file, with its URL replaced by `url` if that is given.
-
-    Returns None if neither is given. Raises SpecError.
-    """
+    """Return the registry of the folder's defaults file, with `url` if that is given; None if neither is given."""
     file = folder / DEFAULTS_FILE
     declared = _source(folder).get("format")
-    found = _mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
-    if url is None and not found:
+    registry = _mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
+    if url is None and not registry:
         return None
+    values = {**registry, **({"url": url} if url else {})}
     try:
-        return Registry.model_validate(
-            {**found, **({"url": url} if url else {})}, by_alias=True, by_name=False, context={"folder": folder}
-        )
+        return Registry.model_validate(values, by_alias=True, by_name=False, context={"folder": folder})
     except ValidationError as error:
         lines = (
             f"{file}: {'.'.join(map(str, ('source', 'format', 'registry', *details['loc'])))}: {meaning_of(details)}"
@@ -95,18 +91,15 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """Return the Kafka properties in the folder's defaults file, with the brokers `servers` if they are given.
-
-    Raises SpecError.
-    """
+    """Return the Kafka properties of the folder's defaults file, with the brokers `servers` if they are given."""
     file, source = folder / DEFAULTS_FILE, _source(folder)
     properties = _mapping(source, "properties", file, "source.properties")
-    found = {str(key): str(value) for key, value in properties.items()}
+    declared = {str(key): str(value) for key, value in properties.items()}
     where = "--bootstrap-servers" if servers else f"{file}: source.bootstrap-servers"
     servers = servers or source.get("bootstrap-servers")
     if not servers:
-        raise SpecError(f"no brokers: give them by --bootstrap-servers, or in {file} as source.bootstrap-servers")
-    resolved = resolve_all({**found, "bootstrap.servers": str(servers)}, os.environ)
+        raise SpecError(f"no brokers: give them with --bootstrap-servers, or in {file} as source.bootstrap-servers")
+    resolved = resolve_all({**declared, "bootstrap.servers": str(servers)}, os.environ)
     if problem := servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"{where}: {problem}")
     return resolved
@@ -117,14 +110,11 @@ def _source(folder: Path) -> Mapping[str, Any]:
 
 
 def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
-    """Return the mapping at a key; an empty one if the key is missing.
-
-    Raises SpecError if the value is not a mapping.
-    """
-    found = above.get(key) or {}
-    if not isinstance(found, Mapping):
+    """Return the mapping at a key; an empty one if the key is missing. Raises SpecError for any other value."""
+    value = above.get(key) or {}
+    if not isinstance(value, Mapping):
         raise SpecError(f"{file}: {path}: is not a mapping")
-    return found
+    return value
 
 
 def _stream_name(topic: str) -> str:

@@ -36,7 +36,7 @@ def begin_light() -> None:
         sys.meta_path.insert(0, _NO_PANDAS)
 
 
-def imported() -> None:
+def end_light() -> None:
     """Turn on garbage collection again, and exclude the imported objects from it.
 
     Does nothing if `begin_light` was not called.

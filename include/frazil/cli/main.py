@@ -19,7 +19,7 @@ from frazil.cli import light
 from frazil.cli.options import JSON
 from frazil.cli.output import echo, echo_json
 from frazil.errors import EnvironmentUnusable, FrazilError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.home import home
 from frazil.table.configuration import check_configuration
 
@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": "frazil.cli.doctor:doctor",
     "infer": "frazil.cli.infer:infer",
     "validate": "frazil.cli.validate:validate",
-    "preview": "frazil.cli.preview:preview",
+    "preview": "frazil.cli.records:preview",
     "run": "frazil.cli.run:run",
     "status": "frazil.cli.status:status",
     "health": "frazil.cli.health:health",
@@ -45,13 +45,13 @@ COMMANDS = {
     "partitions": "frazil.cli.partitions:partitions",
     "backfill": "frazil.cli.backfill:backfill",
     "dlq": "frazil.cli.dlq:dlq",
-    "reveal": "frazil.cli.reveal:reveal",
+    "reveal": "frazil.cli.records:reveal",
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.maintain:orphans",
     "catalog": "frazil.cli.catalog:catalog",
     "register": "frazil.cli.catalog:register",
     "package": "frazil.cli.catalog:package",
-    "completion": "frazil.cli.completion:completion",
+    "completion": "frazil.cli.options:completion",
 }
 
 WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", "preview", "reveal", "validate"})
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
-        light.imported()
+        light.end_light()
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -108,7 +108,7 @@ def frazil() -> None:
 
 
 @contextmanager
-def _full_disk_named() -> Iterator[None]:
+def _report_full_disk() -> Iterator[None]:
     """Raise EnvironmentUnusable if a file cannot be written because its disk is full."""
     try:
         yield
@@ -116,8 +116,8 @@ def _full_disk_named() -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise EnvironmentUnusable(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Make room on its disk, then run this "
-            f"again (FRAZIL_HOME is {home()})"
+            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Make room on its disk, then run the "
+            f"command again (FRAZIL_HOME is {home()})"
         ) from error
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     """
     light.begin_light()
     try:
-        with extras_named(), _full_disk_named():
+        with report_missing_extras(), _report_full_disk():
             frazil()
     except FrazilError as error:
         echo(f"{type(error).__name__}: {error}", err=True)

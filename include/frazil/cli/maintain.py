@@ -15,17 +15,18 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_json, echo_table, working
+from frazil.cli.options import table_options
+from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
-from frazil.maintenance.lineage import report_maintenance
+from frazil.maintenance.orphan_cleanup import clean_orphans
+from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.catalog_jars import catalog_jars
-from frazil.spec.load import valid_streams
+from frazil.spec.load import load_streams, no_stream, valid_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import counted
 from frazil.table.catalogs import open_existing_catalog
@@ -33,16 +34,14 @@ from frazil.table.lost import absent_table_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-from frazil.maintenance.orphan_cleanup import clean_orphans
-from frazil.spec.load import load_streams, no_stream
 
 WHOLE_TABLE = "(all)"
 """Name shown for the only partition of an unpartitioned table."""
-SHOWN = 20
+MAX_SHOWN = 20
 """Maximum number of partitions that a dry run prints. With --json, it prints all of them."""
 
 
-class Actions(click.ParamType[tuple[Action, ...]]):
+class ActionsText(click.ParamType[tuple[Action, ...]]):
     """Names of actions, separated by commas."""
 
     name = "actions"
@@ -55,16 +54,14 @@ class Actions(click.ParamType[tuple[Action, ...]]):
 
 
 @click.command()
-@table_argument()
-@streams_option
-@json_option
-@click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")
+@table_options
+@click.option("--actions", type=ActionsText(), default=",".join(Action), show_default=True, help="Only these.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
     """Compact TABLE, rewrite its manifests, and expire its snapshots, each where it is worth the effort.
 
-    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a table of a declared stream, as in
-    its file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
+    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a declared stream's table, as in its
+    file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
 
     Exits with 0 even if nothing was to be done or another commit won.
 
@@ -107,14 +104,13 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             from frazil.spark.application import start_session  # noqa: PLC0415 - as above
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            session = start_session(
-                f"frazil maintain {found.identifier}", found.catalog, properties=local_spark(found.catalog)
-            )
+            name = f"frazil maintain {found.identifier}"
+            session = start_session(name, found.catalog, properties=local_spark(found.catalog))
             end.callback(session.stop)
             return session
 
         catalog = open_existing_catalog(found.catalog)
-        with working("measuring the table, and doing what is due"):
+        with progress("measuring the table, and doing what is due"):
             began_ms = clock.now_ms()
             outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
             with openlineage_jobs() as jobs:
@@ -124,8 +120,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
 
 def local_spark(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark that uses all cores of this machine, the jars of one catalog, and no connections
-    beyond localhost.
+    """Return the settings of a Spark on all cores of this machine, with the jars of one catalog, only on localhost.
 
     The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
     """
@@ -150,29 +145,28 @@ def _show(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> Non
                 echo(f"{counted(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.kept:
             kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
-            echo_table(("kept snapshot", "why"), kept[:SHOWN])
+            echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN])
     for action in (action for action in plans if not enabled(settings, action)):
-        echo(f"{action} is switched off: it is only shown")
+        echo(f"{action} is switched off: a run skips it")
 
 
 def _show_partitions(plan: CompactionPlan) -> None:
     rows = [
         ("rewrite", r.partition.path or WHOLE_TABLE, f"{r.files:,}", f"{r.bytes:,}", r.reason) for r in plan.rewrites
     ]
-    left = [(each.partition, each.reason) for each in plan.left]
-    rows += [("leave", p.path or WHOLE_TABLE, f"{p.small_files:,}", f"{p.small_bytes:,}", reason) for p, reason in left]
+    for left in plan.left:
+        path, small = left.partition.path or WHOLE_TABLE, left.partition
+        rows.append(("leave", path, f"{small.small_files:,}", f"{small.small_bytes:,}", left.reason))
     if rows:
         columns = ("plan", "partition", "files", "bytes", "why")
-        echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
-    if len(rows) > SHOWN:
-        echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
+        echo_table(columns, rows[:MAX_SHOWN], numbers=frozenset({"files", "bytes"}))
+    if len(rows) > MAX_SHOWN:
+        echo(f"and {len(rows) - MAX_SHOWN:,} more: --json has them all")
 
 
 @click.command()
-@table_argument()
-@streams_option
-@json_option
-@click.option("--delete", is_flag=True, help="Delete what an earlier run with --delete found as well.")
+@table_options
+@click.option("--delete", is_flag=True, help="Delete the files that an earlier run with --delete also found.")
 def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
     """Show, or delete, files of TABLE that nothing references.
 
@@ -190,7 +184,7 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
         raise no_stream(streams_folder)
     maintained = find_maintained(specs.values(), table)
     now_ms = clock.now_ms()
-    with working("listing the table's files"):
+    with progress("listing the table's files"):
         report = clean_orphans(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:
         echo_json(report)

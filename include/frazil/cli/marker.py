@@ -1,6 +1,4 @@
-"""`frazil reset`, `adopt` and `forget`: change a stream's marker, after the user has seen the consequences and
-confirmed.
-"""
+"""`frazil reset`, `adopt` and `forget`: show the consequences of a change of a stream's marker, ask, and change it."""
 
 from __future__ import annotations
 
@@ -14,9 +12,14 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import current_user, json_option, stream_argument, streams_option
+from frazil.cli.options import (
+    MomentText,
+    OffsetsText,
+    current_user,
+    stream_options,
+    yes_option,
+)
 from frazil.cli.output import CommandOutput, ask
-from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_can_hold
@@ -41,18 +44,15 @@ from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import utc
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
-
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @click.option(
     "--to",
     required=True,
     type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
-    help="Where to continue: at the marker or the first offset Kafka still has; at the beginning or end of Kafka; "
-    "at a broker's time; at given offsets; or where the table itself is after a rollback.",
+    help="Where to continue. `marker`: there, or at the first offset that Kafka still has. `timestamp`: at a broker's "
+    "time. `table`: where the table is after a rollback.",
 )
 @click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
@@ -61,14 +61,13 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts."
     help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Other partitions stay.',
 )
 @yes_option
-@json_option
 def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **wanted: Any) -> None:
     """Choose where STREAM continues to read.
 
-    Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Shows for each topic-partition what it skips
-    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then one
-    snapshot carries the new marker, with the next epoch. This fences a running writer: it ends within a minute, or
-    after the batch that it stages. No row is deleted.
+    Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
+    (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks, and commits
+    the new marker with the next epoch in one snapshot. This fences a running writer: it ends within a minute, or after
+    the batch that it stages. No row is deleted.
 
     \b
     Example:
@@ -84,7 +83,11 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
         seen = before_reset(opened.tables)
-        _check_started(seen, stream=stream, table=spec.table.identifier)
+        if seen.marker_text is None:
+            raise AdoptionRequired(
+                f"stream {stream!r} has no marker in table {spec.table.identifier}, so nothing can be reset. Its first "
+                f"start begins at source.start; if the table has rows already, run `frazil adopt {stream}` first"
+            )
         now = available_now(kafka, seen.marker)
         try:
             target = target_of(choice, seen=seen, now=now, kafka=kafka)
@@ -94,20 +97,22 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
-    output.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
+    output.say(next_step(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     output.end(stream=stream, epoch=marker.at.epoch, moves=moved)
 
 
-def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
+def next_step(stream: str, epoch: int, writer: ProcessState) -> str:
     """Return the next step after a reset. `writer` is the state of the writer's process on this host. Pure."""
     if not writer.is_alive:
-        return f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, goes on there."
+        return (
+            f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, continues there."
+        )
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
     return (
-        f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more: it ends with "
-        "13 (Fenced) within a minute, or after the batch that it stages. `frazil status` shows when it has ended; "
-        f"after that, and not before, `frazil {command} {stream}` goes on there."
+        f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It ends with 13 (Fenced) "
+        "within a minute, or after the batch that it stages; `frazil status` shows when it has ended. "
+        f"Only after that, `frazil {command} {stream}` continues there."
     )
 
 
@@ -115,21 +120,31 @@ def _print_moves(
     plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, output: CommandOutput
 ) -> None:
     """Show which offsets a reset skips, which it reads again, and the consequences."""
-    _show(plan, output)
+    columns = ("topic-partition", "table holds up to", "Kafka has", "continues at", "skips", "reads again")
+    rows = [
+        (
+            f"{m.topic}-{m.partition}",
+            "unknown" if m.held is None else f"{m.held:,}",
+            f"{m.first:,} to {m.end:,}",
+            f"{m.target:,}",
+            f"{m.skipped:,}",
+            f"{m.repeated:,}",
+        )
+        for m in plan
+    ]
+    output.table(columns, rows, numbers=frozenset(columns[1:]))
     for sentence in consequences_for(spec, plan, seen=seen, now=now):
         output.say(sentence)
     if open_launcher(spec.name).observe().process.is_alive:
         output.say(
-            f"A writer of {spec.name} runs on this host, and a reset fences it. It is gentler to answer no, and to run "
-            f"`frazil pause {spec.name}` first."
+            f"A writer of {spec.name} runs on this host, and a reset fences it. To let its batch commit, answer no and "
+            f"run `frazil pause {spec.name}` first."
         )
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @yes_option
-@json_option
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
@@ -147,19 +162,18 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     check_own_table(spec, table)
     if table is None:
         output.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
-        output.end(stream=stream, adopted=False)
-        return
-    if property_name(stream) in table.properties:
+    elif property_name(stream) in table.properties:
         output.say(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
+    if table is None or property_name(stream) in table.properties:
         output.end(stream=stream, adopted=False)
         return
     output.say(f"Table {spec.table.identifier} has {_rows_since(table)}.")
     with open_kafka(spec) as kafka:
-        found = kafka.describe()
-        offsets = kafka.starts(spec.source.start, found.partitions)
-    others = other_readers(table.properties, found.identity, stream=stream)
+        topics = kafka.describe()
+        offsets = kafka.starts(spec.source.start, topics.partitions)
+    others = other_readers(table.properties, topics.identity, stream=stream)
     output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
-    forgotten = forgotten_reader(table.properties, found.identity, stream=stream)
+    forgotten = forgotten_reader(table.properties, topics.identity, stream=stream)
     for sentence in _earlier_readers(stream, others, forgotten=forgotten):
         output.say(sentence)
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
@@ -167,7 +181,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued_offsets(offsets, others)
-    marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
+    marker = marker_change.adopt(opened.tables, offsets=begin, source=topics.identity)
     output.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
     output.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
 
@@ -177,23 +191,21 @@ def _earlier_readers(
 ) -> Iterator[str]:
     for other, topics in others.items():
         yield (
-            f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
-            f"stands. Stop every writer of {other}: `frazil pause {other}` first, and `frazil forget {other}` "
-            "afterwards, while a file still declares it."
+            f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} continues at its position. "
+            f"Stop every writer of {other}: run `frazil pause {other}` first, and `frazil forget {other}` afterwards, "
+            "while a file still declares it."
         )
     if forgotten:
         which = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
         yield (
-            f"{which} was forgotten, and its rows are still in the table: those that Kafka still has land a second "
-            f"time, unless `frazil reset {stream}` chooses another position before the first start."
+            f"{which} was forgotten, and its rows are still in the table. Those that Kafka still has will be written a "
+            f"second time, unless `frazil reset {stream}` chooses another position before the first start."
         )
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @yes_option
-@json_option
 def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Remove everything that frazil keeps of STREAM, except its rows.
 
@@ -212,13 +224,13 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
         table = load_stream_table(spec)
         if table is None and (lost := find_lost_table(spec)):
             raise TableLost(lost)
-        where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
+        where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(the table does not exist)"
         output.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
         output.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
             opened = open_named(spec, table)
-            _check_none_wait(opened.tables, stream)
+            _check_no_rows_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
             output.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
         elif (dead_letters := open_dead_letters(spec)) is not None:
@@ -228,7 +240,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
     output.end(stream=stream, removed_objects=removed, run_folder=folder)
 
 
-def _check_none_wait(tables: StreamTables, stream: str) -> None:
+def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
     """Raise SpecError if rows wait for routed tables.
 
     Only the journals, which are about to be deleted, know the files of these rows.
@@ -242,33 +254,6 @@ def _check_none_wait(tables: StreamTables, stream: str) -> None:
             f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
             "shows no table, or give them up there"
         )
-
-
-def _check_started(seen: BeforeReset, *, stream: str, table: str) -> None:
-    if seen.marker_text is None:
-        raise AdoptionRequired(
-            f"stream {stream!r} has no marker in table {table}: there is nothing to reset. Its first start begins at "
-            f"source.start; where the table has rows already, run `frazil adopt {stream}` first"
-        )
-
-
-def _show(plan: tuple[Move, ...], output: CommandOutput) -> None:
-    columns = ("topic-partition", "table holds up to", "Kafka has", "goes on at", "skips", "reads again")
-    output.table(
-        columns,
-        [
-            (
-                f"{m.topic}-{m.partition}",
-                "unknown" if m.held is None else f"{m.held:,}",
-                f"{m.first:,} to {m.end:,}",
-                f"{m.target:,}",
-                f"{m.skipped:,}",
-                f"{m.repeated:,}",
-            )
-            for m in plan
-        ],
-        numbers=frozenset(columns[1:]),
-    )
 
 
 def _rows_since(table: Table) -> str:

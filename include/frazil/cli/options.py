@@ -1,42 +1,38 @@
-"""Options that several subcommands share."""
+"""Options and parameter types that several subcommands share."""
 
 from __future__ import annotations
 
+import getpass
+import json
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
+from frazil.errors import CommitUnavailable
+from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import reason_problem
+from frazil.timetext import parse_moment
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
-import getpass
-import time
-from typing import TypeVar
 
-from frazil.errors import CommitUnavailable
+A = TypeVar("A")
 
 DEFAULT_STREAMS = Path("include/streams")
 STREAMS_VARIABLE = "FRAZIL_STREAMS"
-
-streams_option = click.option(
-    "--streams",
-    "streams_folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    envvar=STREAMS_VARIABLE,
-    default=DEFAULT_STREAMS,
-    show_default=True,
-    help="The folder of declared streams (also: FRAZIL_STREAMS).",
-)
-
 JSON = "--json"
+SHELLS = ("bash", "zsh", "fish")
+UNRESPONSIVE_AFTER_S = 10.0
+"""Time (s) after which a failed request marks its catalog as not responding. Faster failures may be repeated."""
 
 
-def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Return the text of an option that explains an action, or None if it was not given.
 
     Raises click.BadParameter for an unsuitable text, because every host and page shows it. A click callback.
@@ -47,9 +43,69 @@ def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None
 
 
 json_option = click.option(JSON, "as_json", is_flag=True, help="One JSON document on standard output.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
+streams_option = click.option(
+    "--streams",
+    "streams_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar=STREAMS_VARIABLE,
+    default=DEFAULT_STREAMS,
+    show_default=True,
+    help="The folder of declared streams (also: FRAZIL_STREAMS).",
+)
 
 
-def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+class MomentText(click.ParamType[datetime]):
+    """A time. It must have a time zone, so that it means the same on every machine."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        try:
+            moment = parse_moment(value if isinstance(value, datetime) else str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not an ISO 8601 time such as 2013-12-30T00:00:00Z", param, ctx)
+        if moment.tzinfo is None:
+            self.fail(f"{value!r} has no zone; end it with Z (UTC) or an offset such as +02:00", param, ctx)
+        return moment
+
+
+class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
+    """Offsets as JSON text, or the path of a file with such JSON: `{"topic": {"partition": offset}}`."""
+
+    name = "json-or-file"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Mapping[TopicPartition, int]:
+        from frazil.commit.marker import flat  # noqa: PLC0415 - PyIceberg, which the help text does not need
+
+        if isinstance(value, Mapping):
+            return value
+        text = str(value)
+        try:
+            return flat(json.loads(text if text.lstrip().startswith("{") else Path(text).read_text()))
+        except OSError as error:
+            self.fail(f"{text} is not a JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
+        except (ValueError, TypeError, AttributeError):
+            self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)
+
+
+class DurationText(click.ParamType[timedelta]):
+    """A duration as declarations write it, such as `30m`."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        from frazil.spec.units import parse_duration  # noqa: PLC0415 - as above
+
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+
+
+def _completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
     """Return a shell completion that offers `names(stream)` for each valid stream in the folder."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
@@ -67,71 +123,79 @@ def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., li
     return complete
 
 
-def _stream_names(spec: StreamSpec) -> Iterable[str]:
-    return (spec.name,)
-
-
-def _table_names(spec: StreamSpec) -> Iterable[str]:
-    return (spec.table.identifier, spec.dead_letter_table)
+_complete_streams = _completion(lambda spec: (spec.name,))
+_complete_tables = _completion(lambda spec: (spec.table.identifier, spec.dead_letter_table))
+streams_argument = click.argument("streams", nargs=-1, required=True, shell_complete=_complete_streams)
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
     """Add the argument STREAM; a shell completes the names of declared streams."""
-    return click.argument("stream", shell_complete=_completed(_stream_names), **options)
+    return click.argument("stream", shell_complete=_complete_streams, **options)
 
 
-def streams_argument() -> Callable[..., Any]:
-    """Add the argument STREAMS, one or more stream names; a shell completes them."""
-    return click.argument("streams", nargs=-1, required=True, shell_complete=_completed(_stream_names))
+def stream_options(command: Callable[..., Any]) -> Any:
+    """Add the argument STREAM, and the options --streams and --json, which most commands have."""
+    return stream_argument()(streams_option(json_option(command)))
+
+
+def table_options(command: Callable[..., Any]) -> Any:
+    return table_argument()(streams_option(json_option(command)))
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
     """Add the argument TABLE; a shell completes the tables of declared streams."""
-    return click.argument("table", shell_complete=_completed(_table_names), **options)
+    return click.argument("table", shell_complete=_complete_tables, **options)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of SHELL: bash, zsh or fish.
+
+    Source the script when the shell starts. It completes commands, options, and the names of streams and tables that
+    the folder of streams declares.
+
+    \b
+    Example:
+      echo 'eval "$(frazil completion bash)"' >> ~/.bashrc
+    """
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(ctx.find_root().command, {}, "frazil", "_FRAZIL_COMPLETE").source())
 
 
 def current_user() -> str:
-    """Return the user's name.
-
-    Returns text such as `uid 50000` if the system has no name for the user, as in many containers.
-    """
+    """Return the user's name; text such as `uid 50000` if the system has none, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
 
 
-A = TypeVar("A")
-
-SILENT_S = 10.0
-"""Time (s) after which a failed request marks its catalog as not responding. Requests that fail faster cost little, so
-they may be repeated.
-"""
-
-
-class Asking:
+class CatalogRequests:
     """Makes one command's requests to catalogs, from several threads.
 
     After a timeout, further requests to the same catalog fail at once.
     """
 
     def __init__(self) -> None:
-        self._silent: dict[str | None, CommitUnavailable] = {}
+        self._timeouts: dict[str | None, CommitUnavailable] = {}
 
-    def is_silent(self, catalog: str | None) -> bool:
-        return catalog in self._silent
+    def timed_out(self, catalog: str | None) -> bool:
+        return catalog in self._timeouts
 
-    def ask(self, catalog: str | None, step: Callable[[], A]) -> A:
+    def run(self, catalog: str | None, step: Callable[[], A]) -> A:
         """Run `step`, which makes requests to the catalog, and return its result.
 
-        Raises the step's errors. Raises an error at once if the catalog did not respond before.
+        Raises the step's errors. If the catalog did not respond before, raises that error at once.
         """
-        if (silent := self._silent.get(catalog)) is not None:
-            raise silent
+        if (timeout := self._timeouts.get(catalog)) is not None:
+            raise timeout
         began_s = time.monotonic()
         try:
             return step()
         except CommitUnavailable as error:
-            if time.monotonic() - began_s >= SILENT_S:
-                self._silent[catalog] = error
+            if time.monotonic() - began_s >= UNRESPONSIVE_AFTER_S:
+                self._timeouts[catalog] = error
             raise

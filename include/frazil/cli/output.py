@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 INDENT = "    "
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
-WIDE = 100
+WIDE_TERMINAL = 100
 """Minimum width of a terminal, in characters, that fits a wide table."""
-WIDTH_OF_A_PIPE = 200
+PIPE_WIDTH = 200
 """Width of output without a terminal, in characters. It is large, so that long values in tables stay on one line."""
 
 
@@ -48,8 +48,7 @@ def echo_json(document: object) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """Output of a command that changes something. It prints sentences while it runs, and with --json one document at
-    its end.
+    """Output of a command that changes something: sentences while it runs, and with --json one document at its end.
 
     With --json, sentences go to standard error, so that standard output has only the document.
     """
@@ -57,13 +56,11 @@ class CommandOutput:
     as_json: bool
 
     def say(self, sentence: str) -> None:
-        """Print a sentence, split by `lines_of`."""
-        for line in lines_of(sentence):
+        for line in split_commands(sentence):
             echo(line, err=self.as_json)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
-        """Print a table: see `table_of`."""
-        _console(err=self.as_json).print(table_of(columns, rows, numbers=numbers))
+        _console(err=self.as_json).print(build_table(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
         """Print the JSON document, with names in kebab-case, if --json was given."""
@@ -71,7 +68,7 @@ class CommandOutput:
             echo_json({name.replace("_", "-"): value for name, value in document.items()})
 
 
-def lines_of(sentence: str) -> list[str]:
+def split_commands(sentence: str) -> list[str]:
     """Split a sentence so that each command after a colon has its own line and can be copied as a whole.
 
     Do not use this for tables: cells and line ends would split the commands.
@@ -85,8 +82,8 @@ def lines_of(sentence: str) -> list[str]:
     return lines
 
 
-def folded(line: str, width: int) -> str:
-    """Wrap a line of `lines_of` to a terminal's width, with backslashes, so that a long command can still be copied.
+def wrap_command(line: str, width: int) -> str:
+    """Wrap a line of `split_commands` to a terminal's width, with backslashes, so that a command can still be copied.
 
     Only lines with commands are wrapped, and only between words.
     """
@@ -100,12 +97,14 @@ def folded(line: str, width: int) -> str:
     return " \\\n".join(f"{INDENT}{part}" for part in lines)
 
 
-def said_of(name: str, sentence: str) -> str:
-    """Prefix a sentence with its subject `name`, unless the sentence begins with it."""
+def with_subject(name: str, sentence: str) -> str:
+    """Prefix a sentence with its subject, unless the sentence begins with it."""
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
+def build_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()
+) -> Table:
     """Build a table.
 
     Columns named in `numbers` are right-aligned. The first column, which has names, is never wrapped.
@@ -121,34 +120,32 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: 
     return table
 
 
-def fields_of(fields: Mapping[str, str]) -> list[str]:
-    """Return one line for each name and its value."""
+def field_lines(fields: Mapping[str, str]) -> list[str]:
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
 
 def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:
-    """Print a table to standard output: see `table_of`."""
-    _console().print(table_of(columns, rows, numbers=numbers))
+    _console().print(build_table(columns, rows, numbers=numbers))
 
 
 def echo_fields(fields: Mapping[str, str]) -> None:
-    """Print names and values to standard output, one pair per line."""
-    echo_lines(fields_of(fields))
+    echo_lines(field_lines(fields))
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Print sentences, split by `lines_of`, and tables."""
-    for line in _rendered(lines):
+    """Print sentences, split by `split_commands`, and tables."""
+    for line in lines:
         if isinstance(line, str):
-            echo(line)
+            for part in split_commands(line):
+                echo(part)
         else:
             _console().print(line)
 
 
 def is_narrow() -> bool:
     """Whether the output is a terminal that is too narrow for a wide table."""
-    return _console().width < WIDE
+    return _console().width < WIDE_TERMINAL
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:
@@ -160,7 +157,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
     _console().print(text, soft_wrap=True)
 
 
-def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
+def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
     """Show the output of `render` on a separate screen, and update it every `every_s` seconds until Ctrl-C.
 
     Raises click.UsageError without a terminal.
@@ -176,32 +173,33 @@ def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            seen = [folded(safe(one), console.width) if isinstance(one, str) else one for one in _rendered(render())]
+            shown: list[RenderableType] = []
+            for line in render():
+                if isinstance(line, str):
+                    shown += [wrap_command(safe(part), console.width) for part in split_commands(line)]
+                else:
+                    shown.append(line)
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
-            live.update(Group(head, *seen), refresh=True)
+            live.update(Group(head, *shown), refresh=True)
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
+def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show at a terminal that work is in progress, and for how long. Shows nothing without a terminal.
 
-    Yields a function `step(done, of, words)`, which turns the display into a progress bar.
+    Yields a function `step(done, total, text)`, which turns the display into a progress bar.
     """
     console = _console(err=True)
     if not console.is_terminal:
-        yield lambda _done, _of, _what: None
+        yield lambda _done, _total, _text: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - for users
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as shown:
-        bar = shown.add_task(what, total=None)
-
-        def step(done: int, of: int, words: str) -> None:
-            shown.update(bar, completed=done, total=of, description=words)
-
-        yield step
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total, text: bars.update(bar, completed=done, total=total, description=text)
 
 
 def ask(question: str, *, yes: bool) -> None:
@@ -216,21 +214,18 @@ def ask(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _rendered(lines: Iterable[RenderableType]) -> list[RenderableType]:
-    return [part for line in lines for part in (lines_of(line) if isinstance(line, str) else [line])]
-
-
 def _console(*, err: bool = False) -> Console:
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False, stderr=err)
-    return console if console.is_terminal else Console(highlight=False, markup=False, stderr=err, width=WIDTH_OF_A_PIPE)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {name.replace("_", "-"): _plain(field) for name, field in named.items()}
+        return {f.name.replace("_", "-"): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

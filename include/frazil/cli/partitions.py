@@ -1,6 +1,4 @@
-"""`frazil partitions`: shows a table's complete windows and why the next one is not complete; releases windows or
-signals them again.
-"""
+"""`frazil partitions`: shows a table's complete windows; releases windows, or signals them again."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import checked_reason, current_user, json_option, streams_option, table_argument
+from frazil.cli.options import check_reason, current_user, table_options
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_until_us, format_time
@@ -29,7 +27,7 @@ from frazil.table.lost import absent_table_error
 
 
 @dataclass(frozen=True, slots=True)
-class Feeding:
+class SourceStream:
     """A stream that writes to the table. Times are ISO 8601, UTC."""
 
     stream: str
@@ -50,14 +48,12 @@ class Partitions:
     signalled_to: str | None
     waits_for: str
     held: tuple[str, ...]
-    streams: tuple[Feeding, ...]
+    streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]
 
 
 @click.command()
-@table_argument()
-@streams_option
-@json_option
+@table_options
 @click.option("--last", default=24, show_default=True, help="How many of the latest signalled windows to show.")
 @click.option(
     "--send-again",
@@ -67,7 +63,7 @@ class Partitions:
     help="Signal a day once more, with its current revisions: for consumers that were paused.",
 )
 @click.option("--release", "held", metavar="PARTITION", help="Signal a window that its quality gate holds.")
-@click.option("--reason", callback=checked_reason, help="With --release: the reason; it is recorded.")
+@click.option("--reason", callback=check_reason, help="With --release: the reason; it is recorded.")
 def partitions(  # noqa: PLR0913 - a command's options
     table: str,
     streams_folder: Path,
@@ -91,24 +87,24 @@ def partitions(  # noqa: PLR0913 - a command's options
     """
     if bool(held) != bool(reason):
         raise click.UsageError("--release and --reason belong together")
-    specs = _feeding(streams_folder, table)
+    specs = _find_streams(streams_folder, table)
     table = specs[0].table.identifier
     catalog = open_existing_catalog(specs[0].table.catalog)
     by = f"by {current_user()}, frazil partitions"
-    seen = _assess(catalog, specs)
+    assessment = _assess(catalog, specs)
     if held and reason:
         release_window(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
     if again:
-        wanted = [window for key in again for window in _windows(key, seen.grain)]
+        wanted = [window for key in again for window in _windows(key, assessment.grain)]
         resend_signals(catalog, table, wanted, note=f"sent again {by}", clock_ms=clock.now_ms())
-    found = _found(_assess(catalog, specs) if held or again else seen, last)
+    document = _document(_assess(catalog, specs) if held or again else assessment, last)
     if as_json:
-        echo_json(found)
+        echo_json(document)
     else:
-        _show(found)
+        _show(document)
 
 
-def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
+def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
     """Return the streams that write to a table. `name` is the table, or one of these streams, whose name has no dot."""
     specs = valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
@@ -119,13 +115,12 @@ def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
-    seen = assess(catalog, specs)
-    if seen is None:
-        table = specs[0].table.identifier
+    assessment = assess(catalog, specs)
+    if assessment is None:
         if specs[0].window is None:
             raise SpecError(never_complete(specs[0]))
-        raise absent_table_error(table, specs)
-    return seen
+        raise absent_table_error(specs[0].table.identifier, specs)
+    return assessment
 
 
 def _window(key: str) -> Window:
@@ -146,28 +141,28 @@ def _windows(key: str, grain: Grain) -> Sequence[Window]:
     return list(windows_between(grain, window.start_us, window.end_us))
 
 
-def _found(seen: Assessment, last: int) -> Partitions:
-    cursor, bound = seen.signals.cursor, complete_until_us(seen.feeds)
+def _document(assessment: Assessment, last: int) -> Partitions:
+    cursor, bound = assessment.signals.cursor, complete_until_us(assessment.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:
-        since = min([cursor.through_us - last * seen.grain.us, *cursor.held])
-        newest = seen.signals.newest(from_us=since, to_us=cursor.through_us)
+        since = min([cursor.through_us - last * assessment.grain.us, *cursor.held])
+        newest = assessment.signals.newest(from_us=since, to_us=cursor.through_us)
     return Partitions(
-        table=seen.signals.table,
-        window=seen.grain,
+        table=assessment.signals.table,
+        window=assessment.grain,
         complete_to=None if bound is None else format_time(bound),
         signalled_from=None if cursor is None else format_time(cursor.from_us),
         signalled_to=None if cursor is None else format_time(cursor.through_us),
-        waits_for=seen.decision.reason,
+        waits_for=assessment.decision.reason,
         held=tuple(w.key for w in sorted(newest) if not newest[w].sent),
         streams=tuple(
-            Feeding(
+            SourceStream(
                 f.stream,
                 None if f.watermark_us is None else format_time(f.watermark_us),
                 format_duration(timedelta(microseconds=f.lateness_us)),
                 f"{f.holding_back[0]}-{f.holding_back[1]}" if f.holding_back else None,
             )
-            for f in seen.feeds
+            for f in assessment.feeds
         ),
         signals=tuple(newest[w] for w in sorted(newest)),
     )
@@ -193,7 +188,7 @@ def _show(found: Partitions) -> None:
     signalled = (
         f"from {found.signalled_from} to {found.signalled_to}"
         if found.signalled_from
-        else "nothing yet: the table's partition DAG has not looked since its first watermark"
+        else "nothing yet: the table's partition DAG has not run since its first watermark"
     )
     echo_fields(
         {

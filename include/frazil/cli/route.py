@@ -1,20 +1,17 @@
-"""`frazil route`: shows tables of a route that differ from the stream's default table.
-
-Lets operators give up their waiting rows.
-"""
+"""`frazil route`: shows tables of a route that differ from the stream's default table, and gives up waiting rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import CommandOutput, ask, said_of
+from frazil.cli.options import stream_options, yes_option
+from frazil.cli.output import CommandOutput, ask, with_subject
 from frazil.commit import following
 from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
@@ -32,19 +29,13 @@ from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
 
+_GIVE_UP_HELP = "Let this table continue as it is; may be repeated."
+
 
 @click.command()
-@stream_argument()
-@streams_option
-@click.option(
-    "--give-up",
-    "given_up",
-    metavar="TABLE",
-    multiple=True,
-    help="Let this table continue as it is; may be repeated.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
-@json_option
+@stream_options
+@click.option("--give-up", "given_up", metavar="TABLE", multiple=True, help=_GIVE_UP_HELP)
+@yes_option
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Show which tables of STREAM's route differ from its default table, and why.
 
@@ -66,29 +57,16 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     opened = (open_stream if given_up else read_stream)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
-        what = "has no route" if opened.spec.route is None else "was never started: its first start makes its tables"
+        what = "has no route" if opened.spec.route is None else "was never started: its first start creates its tables"
         raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
-        found = _Differences.of(opened, marker)
-        done = [table for table in given_up if _give_up(opened, marker, found, table, _Asking(output, yes))]
+        found = _Differences.find(opened, marker)
+        done = [table for table in given_up if _give_up(opened, marker, found, table, output, yes=yes)]
         if not given_up:
             _show(found, stream, output)
-    output.end(
-        stream=stream,
-        behind=found.behind,
-        coming=found.coming,
-        dropped=found.dropped,
-        ahead=found.ahead,
-        given_up=done,
-    )
-    if not given_up and found.is_amiss:
+    output.end(stream=stream, **{field.name: getattr(found, field.name) for field in fields(found)}, given_up=done)
+    if not given_up and found.has_any:
         raise SystemExit(1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    output: CommandOutput
-    yes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +81,24 @@ class _Differences:
     ahead: list[str]
 
     @classmethod
-    def of(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
+    def find(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
-        there = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
-        behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, there)
+        existing = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
+        behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, existing)
         now_ms = opened.tables.clock_ms()
-        coming = [found for found in behind if found.is_coming(now_ms)]
-        behind = [found for found in behind if found not in coming]
-        return cls(behind, coming, dropped, _ahead(opened, default_marker, there))
+        coming = [each for each in behind if each.is_coming(now_ms)]
+        behind = [each for each in behind if each not in coming]
+        return cls(behind, coming, dropped, _tables_ahead(opened, default_marker, existing))
 
     @property
-    def is_amiss(self) -> bool:
+    def has_any(self) -> bool:
+        """Whether a table differs. Rows that are about to be committed do not count."""
         return bool(self.behind or self.dropped or self.ahead)
 
     @property
-    def amiss(self) -> set[str]:
+    def stopped(self) -> set[str]:
         """Tables that get rows again only after an operator's --give-up, whether rows wait for them or not."""
-        return {*(found.target for found in self.dropped), *self.ahead}
+        return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
         """Return the number of rows that wait for a table. `backfilled` includes rows of a backfill."""
@@ -129,19 +108,20 @@ class _Differences:
         """Return the backfill or replay whose rows wait for a table; None if there is none."""
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
-    def named(self) -> set[str]:
-        return {*(found.target for found in self._missing()), *(found.target for found in self.dropped)}
+    def tables(self) -> set[str]:
+        """Return the tables that are missing rows, or were dropped."""
+        return {*(each.target for each in self._missing()), *(each.target for each in self.dropped)}
 
     def _missing(self) -> list[Behind]:
         return [*self.behind, *self.coming]
 
 
-def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table]) -> list[str]:
+def _tables_ahead(opened: OpenStream, default_marker: Marker, existing: Mapping[str, Table]) -> list[str]:
     """Return tables with batches that the default table does not have, for example after `frazil forget`.
 
     The writer cannot start until an operator gives up these tables.
     """
-    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
+    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in existing.items()}
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
@@ -150,55 +130,54 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(said_of(behind.target, behind.reason))
+        output.say(with_subject(behind.target, behind.reason))
     for dropped in found.dropped:
         output.say(dropped.reason)
     for table in found.ahead:
         output.say(
-            f"{table} has batches that the default table does not have: the default table is another one than "
-            "before, or the stream was "
-            f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
+            f"{table} has batches that the default table does not have: the default table was replaced, or the stream "
+            f"was forgotten. `frazil route {stream} --give-up {table}` lets it continue"
         )
     for coming in found.coming:
         last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
-        output.say(
-            f"{coming.target} is missing {last}: its writer brings them right after the default table's, if it runs."
-        )
-    if not (found.coming or found.is_amiss):
+        output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
+    if not (found.coming or found.has_any):
         output.say(f"No table of the route is behind (positions only; rows: frazil audit {stream}).")
 
 
-def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
-    """Give up the waiting rows of one table, if the user confirms. Returns False if there was nothing to give up."""
+def _give_up(  # noqa: PLR0913
+    opened: OpenStream, default_marker: Marker, found: _Differences, table: str, output: CommandOutput, *, yes: bool
+) -> bool:
+    """Give up the waiting rows of one table, if the user confirms. Returns False if no rows waited for it."""
     _check_routed(opened, default_marker, found, table)
-    has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
-    if has and not there:
+    is_routed, exists = route_has(opened.spec, opened.tables, table), _exists(opened, table)
+    if is_routed and not exists:
         value_of_dropped(opened.spec, opened.tables, table)  # raises an error before anything is printed
-    rows = found.rows_for(table, backfilled=not has)  # tables of the route still get the rows of a backfill
-    if not rows and _is_well(opened, default_marker, found, table, there=there):
+    rows = found.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
+    if not rows and _is_settled(opened, default_marker, found, table, exists=exists):
         waiting = found.backfill_for(table)
         more = f" {waiting}." if waiting else ""
-        asking.output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
+        output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
-    asking.output.say(
-        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
-        "of what a dropped table had, go on to miss them."
+    output.say(
+        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of their time, and of a dropped "
+        "table's rows, will report them as missing."
         if rows
-        else f"No row waits for {table}. If it was dropped, audits go on to miss what it had."
+        else f"No row waits for {table}. If it was dropped, audits will report its rows as missing."
     )
-    ask(f"Let {table} go on as it stands?", yes=asking.yes)
-    if not has and _let_rows_go(opened, default_marker, found, table, there=there):
-        asking.output.say(f"The route no longer has {table}: the stream goes on without these rows.")
+    ask(f"Let {table} continue as it is?", yes=yes)
+    if not is_routed and _discard_rows(opened, default_marker, found, table, exists=exists):
+        output.say(f"The route no longer has {table}: the stream continues without these rows.")
         return True
     try:
-        if not there:
+        if not exists:
             recreate_table(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
             following.give_up_waiting_rows(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
-            asking.output.say(
-                f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
-                "that it would get become dead letters, unless the declaration adds it to route.tables."
+            output.say(
+                f"{table} was not created for these rows, and stays as it is. The stream continues without it: its "
+                "records become dead letters, unless the declaration adds it to route.tables."
             )
             return True
         following.give_up(opened.tables, table, default_marker)
@@ -206,17 +185,17 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     except Exception as error:  # catalogs' clients raise anything
         if load_note(opened.tables, table) is None:
             raise
-        asking.output.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
+        output.say(f"{table} still does not exist ({error}). Once it exists, it gets the rows of later batches.")
         following.give_up_waiting_rows(opened.tables, table, default_marker)
-    asking.output.say(f"{table} goes on. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
+    output.say(f"{table} continues. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
 
-def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
+def _is_settled(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, exists: bool) -> bool:
     """Whether a table agrees with the default table, or was given up before. Called only if no rows wait for it."""
-    if table in found.amiss:
+    if table in found.stopped:
         return False
-    if not there or is_in_the_place(opened.spec, opened.tables, table):
+    if not exists or is_in_the_place(opened.spec, opened.tables, table):
         return _was_given_up(opened, table)
     metadata = opened.tables.handle(table).current().metadata
     try:
@@ -228,17 +207,17 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     return marker is not None
 
 
-def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
-    """Discard rows that wait for a table that the route no longer has. Does not create the table again.
+def _discard_rows(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, exists: bool) -> bool:
+    """Discard rows that wait for a table that the route no longer has. Returns True if nothing else has to be given up.
 
-    Returns True if nothing more is to be given up. `there` is whether the table exists.
+    Does not create the table again.
     """
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
-    if of_batches and not there:
+    if of_batches and not exists:
         following.give_up_waiting_rows(opened.tables, table, default_marker)
-    return not there or (waiting is not None and not of_batches)
+    return not exists or (waiting is not None and not of_batches)
 
 
 def _record_current_table(opened: OpenStream, table: str) -> None:
@@ -249,25 +228,16 @@ def _record_current_table(opened: OpenStream, table: str) -> None:
 
 
 def _check_routed(opened: OpenStream, default_marker: Marker, found: _Differences, table: str) -> None:
-    spec = opened.spec
-    own = table in {spec.table.identifier, spec.dead_letter_table}
-    named = spec.route is not None and table in spec.route.tables.values()
-    if table in found.named():
+    spec, marker = opened.spec, property_name(default_marker.stream)
+    if table in found.tables() or _was_given_up(opened, table):
         return
-    if _was_given_up(opened, table):
-        return
-    known = (
-        _is_there(opened, table)
-        and property_name(default_marker.stream) in opened.tables.handle(table).current().properties
-    )
-    if own or not (known or named):
-        others = ", ".join(sorted(found.named()))
-        amiss = (
-            f"those that are missing rows, or were dropped: {others}"
-            if others
-            else "none of its tables is missing rows"
-        )
-        raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {amiss}")
+    is_own = table in {spec.table.identifier, spec.dead_letter_table}
+    is_listed = spec.route is not None and table in spec.route.tables.values()
+    is_written = _exists(opened, table) and marker in opened.tables.handle(table).current().properties
+    if is_own or not (is_written or is_listed):
+        others = ", ".join(sorted(found.tables()))
+        hint = f"those that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
+        raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {hint}")
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
@@ -276,7 +246,7 @@ def _was_given_up(opened: OpenStream, table: str) -> bool:
     return note is not None and note.given_up is not None
 
 
-def _is_there(opened: OpenStream, table: str) -> bool:
+def _exists(opened: OpenStream, table: str) -> bool:
     try:
         opened.tables.handle(table).refresh()
     except NoSuchTableError:

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from frazil import clock
-from frazil.cli.foreground import Terminal, Totals, Voice, Waits, batch_document
+from frazil.cli.foreground import Terminal, Totals, WaitReporter, WriterPipe, batch_document
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import stream_options
 from frazil.errors import FrazilError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.home import full_disk, run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import KILLED, record_exit
@@ -52,24 +52,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ENDED_SEEN_S = 0.05
+POLL_INTERVAL_S = 0.05
 CRASHED = 1
-GROUP_ENDS_WITHIN_S = 10.0
+GROUP_END_TIMEOUT_S = 10.0
 """Maximum time (s) in which the writer's JVM must end after the writer."""
 MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters of a crash's message at the terminal. Some messages are pages long."""
 
 
 @click.command()
-@stream_argument()
-@streams_option
+@stream_options
 @click.option(
     "--until-caught-up",
     is_flag=True,
     help="End when everything that is in Kafka now is committed; for a "
     "stream with a route, also wait until its tables have their rows, up to route.lag.",
 )
-@json_option
 def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bool) -> None:
     """Write STREAM into its table, in the foreground.
 
@@ -88,8 +86,8 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
     """
     if application := find_application(streams_folder, stream):
 
-        def write_all(voice: Voice) -> None:
-            _write_application(application, streams_folder, voice, until_caught_up=until_caught_up)
+        def write_all(pipe: WriterPipe) -> None:
+            _write_application(application, streams_folder, pipe, until_caught_up=until_caught_up)
 
         names = tuple(spec.name for spec in application.streams)
         for spec in application.streams:
@@ -98,17 +96,17 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
     spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file becomes invalid
     check_tables_are_free(streams_folder, spec)
 
-    def write(voice: Voice) -> None:
+    def write(pipe: WriterPipe) -> None:
         if spec.resources.driver_in_cluster:
-            _follow(spec, streams_folder, voice, until_caught_up=until_caught_up)
+            _follow(spec, streams_folder, pipe, until_caught_up=until_caught_up)
         else:
-            _write(spec, voice, until_caught_up=until_caught_up)
+            _write(spec, pipe, until_caught_up=until_caught_up)
 
     raise SystemExit(in_foreground(spec.name, write, as_json=as_json))
 
 
 def in_foreground(
-    stream: str, write: Callable[[Voice], None], *, streams: tuple[str, ...] = (), as_json: bool = False
+    stream: str, write: Callable[[WriterPipe], None], *, streams: tuple[str, ...] = (), as_json: bool = False
 ) -> int:
     """Run `write` in a child process, as the only writer of a stream on this host, and record how it ends.
 
@@ -130,7 +128,7 @@ def in_foreground(
     if writer == 0:
         os.close(read_end)
         os.close(life)
-        _be_the_writer(lock, folder, Voice(write_end), write, lifeline=lifeline)
+        _run_writer(lock, folder, WriterPipe(write_end), write, lifeline=lifeline)
     os.close(write_end)
     os.close(lifeline)
     code = follower.follow(writer, read_end)
@@ -150,16 +148,16 @@ class Follower:
     """Forwards the user's signals to the writer, and waits for its end."""
 
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
-        self.terminal = Terminal(folder, on_gone=self._ask, as_json=as_json)
+        self.terminal = Terminal(folder, on_gone=self._request_end, as_json=as_json)
         self.ended_by: str | None = None
         """Why the writer ended, if the writer cannot report it; None otherwise."""
         self._folder, self._log = folder, folder / LOG_FILE
         self._writer: int | None = None
-        self._prompted = False
+        self._end_requested = False
 
     def listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._pass_on)
+            signal.signal(number, self._forward_signal)
 
     def follow(self, writer: int, read_end: int) -> int:
         """Show the writer's messages until the writer and its process group have ended.
@@ -167,15 +165,15 @@ class Follower:
         Returns the writer's exit code as a shell reports it.
         """
         self._writer = writer
-        if self._prompted:
-            self._ask()
+        if self._end_requested:
+            self._request_end()
         self.terminal.listen(read_end, writer=writer)
         # Until the child is reaped, no other process gets its id. After that, no signal may be sent to the id.
         while os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            time.sleep(ENDED_SEEN_S)  # a call that blocks may miss a signal that arrives just before it
+            time.sleep(POLL_INTERVAL_S)  # a call that blocks may miss a signal that arrives just before it
         self._writer = None
         _, status = os.waitpid(writer, 0)
-        end_group(writer, within_s=GROUP_ENDS_WITHIN_S)
+        end_group(writer, within_s=GROUP_END_TIMEOUT_S)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason
@@ -186,36 +184,32 @@ class Follower:
             self.terminal.complain(f"the writer ended {how}; {where}")
         return code
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        again, self._prompted = self._prompted, True
+    def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
+        again, self._end_requested = self._end_requested, True
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.ended_by = "a person ended it at once, by a second Ctrl-C"
+            self.ended_by = "a user ended it at once, by a second Ctrl-C"
             if is_agent(self._folder, self._writer):
-                self.terminal.say(
-                    "The agent ended at once; the driver in the cluster may continue. The next start follows it."
-                )
-                self.ended_by = (
-                    f"{self.ended_by}; its driver in the cluster may continue, and the next start follows it"
-                )
+                follows = "driver in the cluster may continue, and the next start follows it"
+                self.terminal.say(f"The agent ended at once; the {follows}.")
+                self.ended_by = f"{self.ended_by}; its {follows}"
             else:
                 self.terminal.say("Ended at once; the next start continues from the table.")
             end_group(self._writer, within_s=0)
         else:
             self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it at once.")
-            self._ask()
+            self._request_end()
 
-    def _ask(self) -> None:
-        """Ask the writer to end after the current batch."""
-        self._prompted = True
+    def _request_end(self) -> None:
+        self._end_requested = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
                 os.kill(writer, signal.SIGTERM)
 
 
-def _be_the_writer(
-    lock: WriterLock, folder: Path, voice: Voice, write: Callable[[Voice], None], *, lifeline: int
+def _run_writer(
+    lock: WriterLock, folder: Path, pipe: WriterPipe, write: Callable[[WriterPipe], None], *, lifeline: int
 ) -> NoReturn:
     """Run the writer in the child process, and end the process with the writer's exit code whatever happens."""
     code = CRASHED
@@ -229,19 +223,19 @@ def _be_the_writer(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         redirect(folder / LOG_FILE)
         Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
-        with extras_named():
-            write(voice)
+        with report_missing_extras():
+            write(pipe)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else CRASHED
     except FrazilError as error:
         print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # also the last line of the log
-        voice.complain(f"{type(error).__name__}: {error}")
+        pipe.complain(f"{type(error).__name__}: {error}")
         code = error.exit_code
     except BaseException as error:
         traceback.print_exc()
-        said = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARACTERS, placeholder=" ...")
-        voice.complain(f"the writer crashed: {said}; the whole trace is in {folder / LOG_FILE}")
+        text = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARACTERS, placeholder=" ...")
+        pipe.complain(f"the writer crashed: {text}; the traceback is in {folder / LOG_FILE}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -249,8 +243,7 @@ def _be_the_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Wait until the parent process ends, and then ask this process to end. Without its parent, no process shows or
-    stops the writer.
+    """Wait until the parent process ends, then ask this process to end. No other process shows or stops the writer.
 
     Only the parent holds the other end of the pipe. Therefore the pipe closes exactly when the parent ends, even if it
     is killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and would miss a parent that has already ended.)
@@ -260,44 +253,41 @@ def _end_with_parent(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
+def _write(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
-    voice.say(f"{spec.name}: {spec.source.topics_in_words} to {spec.table.identifier}; log: {log_file}")
+    pipe.say(f"{spec.name}: {spec.source.topics_in_words} to {spec.table.identifier}; log: {log_file}")
     from frazil.stream.main import write  # noqa: PLC0415 - only the writer needs it
 
-    logging.getLogger("frazil").addHandler(voice)
-    totals, waits = Totals(spec), Waits()
+    logging.getLogger("frazil").addHandler(pipe)
+    totals, waits = Totals(spec), WaitReporter()
 
     def say(event: Event) -> None:
         from frazil.events import BatchCommitted, EpochBegan, OutageMet, PhaseBegan, TablesBehind  # noqa: PLC0415 - after the JVM's start, as `write`
 
-        if isinstance(event.what, PhaseBegan) and event.what.phase is Phase.STAGING:
-            waits.staging()
-        is_over = isinstance(event.what, TablesBehind) and not event.what.names
-        if (
-            isinstance(event.what, OutageMet | TablesBehind)
-            and not is_over
-            and (line := waits.met(event.what.sentence))
-        ):
-            voice.say(line)
-        if isinstance(event.what, EpochBegan):
-            _say_if_paused(spec, voice)
-        if isinstance(event.what, BatchCommitted):
-            waits.committed()
-            voice.say(totals.add(event.what))
-            voice.report({"stream": spec.name, **batch_document(event.what)})
+        match event.what:
+            case PhaseBegan(phase=Phase.STAGING):
+                waits.batch_began()
+            case TablesBehind(names=names) if not names:
+                pass
+            case OutageMet(sentence=sentence) | TablesBehind(sentence=sentence):
+                if line := waits.report(sentence):
+                    pipe.say(line)
+            case EpochBegan():
+                _report_pause(spec, pipe)
+            case BatchCommitted() as batch:
+                waits.batch_committed()
+                pipe.say(totals.add(batch))
+                pipe.report({"stream": spec.name, **batch_document(batch)})
 
     stopped = write(spec, say, until_caught_up=until_caught_up)
-    waiting = _rows_that_wait(spec) if stopped else 0
-    voice.say(totals.end(stopped=stopped, waiting=waiting))
-    voice.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting)})
+    waiting = _count_waiting_rows(spec) if stopped else 0
+    pipe.say(totals.end(stopped=stopped, waiting=waiting))
+    pipe.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting)})
 
 
-def _rows_that_wait(spec: StreamSpec) -> int:
-    """Return the number of the default table's rows that wait for routed tables; 0 if there are none or if the number
-    is unknown.
-    """
+def _count_waiting_rows(spec: StreamSpec) -> int:
+    """Return how many of the default table's rows wait for routed tables; 0 if none do, or if it is unknown."""
     if spec.route is None:
         return 0
     from frazil.commit.missing_rows import tables_behind  # noqa: PLC0415 - once the writer has loaded PyIceberg
@@ -306,13 +296,13 @@ def _rows_that_wait(spec: StreamSpec) -> int:
     try:
         tables = read_stream(spec).tables
         marker = tables.marker()
-        return sum(found.rows for found in tables_behind(tables, marker)) if marker else 0
+        return sum(each.rows for each in tables_behind(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
-        logging.getLogger(__name__).info("cannot determine rows pending for routed tables: %r", error)
+        log.info("cannot determine rows pending for routed tables: %r", error)
         return 0
 
 
-def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
+def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
     """If the stream is paused, show that this run writes anyway and that no supervisor starts a writer."""
     from frazil.supervise.desired import open_desired  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode  # noqa: PLC0415 - as above
@@ -320,46 +310,46 @@ def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
     try:
         desired = open_desired(spec).read()
     except Exception as error:  # catalogs and storages raise anything, and must not end the writer
-        logging.getLogger(__name__).info("cannot determine whether the stream is paused: %r", error)
+        log.info("cannot determine whether the stream is paused: %r", error)
         return
     if desired.mode is DesiredMode.PAUSED:
         why = f", {desired.reason}" if desired.reason else ""
-        voice.say(
+        pipe.say(
             f"{spec.name} is paused ({desired.by}, {utc(desired.at_ms)}{why}): this run writes anyway; no "
             f"supervisor starts a writer before `frazil resume {spec.name}`"
         )
 
 
-def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
+def _follow(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent, not the driver."""
     from frazil.remote.agent import run_agent  # noqa: PLC0415 - only such a stream needs it
 
     log_file = run_folder(spec.name) / LOG_FILE
-    voice.say(f"{spec.name}: a driver in {spec.resources.master} writes it, and outlives this process; log: {log_file}")
+    pipe.say(f"{spec.name}: a driver in {spec.resources.master} writes it, and outlives this process; log: {log_file}")
     if code := run_agent(spec, folder, program=DRIVE_STREAM, until_caught_up=until_caught_up):
         sys.exit(code)
 
 
-def _write_application(application: Application, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
+def _write_application(application: Application, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     allow_pandas()
     log_file = run_folder(application.name) / LOG_FILE
-    voice.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
+    pipe.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
     from frazil.application.main import write_application  # noqa: PLC0415 - only the writer needs it
 
-    logging.getLogger("frazil").addHandler(voice)
+    logging.getLogger("frazil").addHandler(pipe)
     totals = {spec.name: Totals(spec) for spec in application.streams}
 
     def say_batch(event: Event) -> None:
         from frazil.events import BatchCommitted  # noqa: PLC0415 - as in `_write`
 
         if isinstance(event.what, BatchCommitted) and event.stream in totals:
-            voice.say(f"{event.stream}: {totals[event.stream].add(event.what)}")
-            voice.report({"stream": event.stream, **batch_document(event.what)})
+            pipe.say(f"{event.stream}: {totals[event.stream].add(event.what)}")
+            pipe.report({"stream": event.stream, **batch_document(event.what)})
 
     codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
     for name, total in totals.items():
         code, stopped = codes.get(name, 0), not until_caught_up
-        voice.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=stopped)}")
-        voice.report({"stream": name, **total.document(stopped=stopped), "exit-code": code})
+        pipe.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=stopped)}")
+        pipe.report({"stream": name, **total.document(stopped=stopped), "exit-code": code})
     if code := next((code for _, code in sorted(codes.items()) if code), 0):
         sys.exit(code)

@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
+from frazil.cli.output import build_table, echo, echo_json, echo_lines, field_lines, is_narrow, watch
 from frazil.errors import SpecError
 from frazil.home import full_disk, home
 from frazil.host.heartbeat import Phase
@@ -33,14 +33,14 @@ from frazil.timetext import ago, utc
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-AT_ONCE = 8
+MAX_PARALLEL_READS = 8
 """Number of streams that are read in parallel. So a catalog that does not respond costs its timeout only once."""
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
-WIDE_ALONE = frozenset({"watermark", "table"})
+WIDE_COLUMNS = frozenset({"watermark", "table"})
 """Columns that are left out on a narrow terminal."""
 
-NAMED = 3
+MAX_NAMED_STREAMS = 3
 """Maximum number of streams that are named if many have the same problem."""
 
 
@@ -55,7 +55,7 @@ NAMED = 3
     is_flag=False,
     flag_value=5,
     metavar="[SECONDS]",
-    help="Look again every N seconds, by default 5, until Ctrl-C.",
+    help="Refresh every N seconds, by default 5, until Ctrl-C.",
 )
 def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
     """Show the state of every stream, or all details of STREAM.
@@ -71,12 +71,12 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     """
     if every_s is not None:
         if as_json:
-            raise click.UsageError("--watch is for people: a program calls `frazil status --json` as often as it likes")
-        watched(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
+            raise click.UsageError("--watch excludes --json: run `frazil status --json` repeatedly")
+        watch(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
         return
     report = _read(stream, streams_folder)
     if as_json:
-        echo_json({"at-ms": report.now_ms, "streams": report.found, "errors": report.errors})
+        echo_json({"at-ms": report.now_ms, "streams": report.states, "errors": report.errors})
     else:
         echo_lines(report.lines())
         for error in report.errors:
@@ -90,7 +90,7 @@ class Report:
     """The states of the streams at one time."""
 
     now_ms: int
-    found: list[StreamState]
+    states: list[StreamState]
     errors: list[str]
     """Sentences about declarations that cannot be read."""
     in_full: bool
@@ -104,13 +104,13 @@ class Report:
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            lines += [line for one in self.found for line in fields_of(_fields(one, self.left, now_ms=self.now_ms))]
+            lines += [line for one in self.states for line in field_lines(_fields(one, self.left, now_ms=self.now_ms))]
         else:
-            columns = [name for name in COLUMNS if not (name in WIDE_ALONE and is_narrow())]
-            cells = [_cells(one, now_ms=self.now_ms) for one in self.found]
-            rows = [tuple(of[name] for name in columns) for of in cells]
-            lines.append(table_of(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
-        return [*lines, *_sentences(self.found)]
+            columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_narrow())]
+            cells = [_cells(one, now_ms=self.now_ms) for one in self.states]
+            rows = [tuple(row[name] for name in columns) for row in cells]
+            lines.append(build_table(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
+        return [*lines, *_sentences(self.states)]
 
 
 def _read(stream: str | None, streams_folder: Path) -> Report:
@@ -123,7 +123,7 @@ def _read(stream: str | None, streams_folder: Path) -> Report:
     else:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
         found = list(pool.map(partial(stream_state, now_ms=now_ms), specs))
     if application is None:
         left = _dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
@@ -137,14 +137,14 @@ def _sentences(streams: list[StreamState]) -> list[str]:
 
     So an outage of a catalog is one line, even if it affects many streams.
     """
-    said: dict[str, list[str]] = {}
+    streams_by_sentence: dict[str, list[str]] = {}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
-            said.setdefault(sentence, []).append(one.name)
+            streams_by_sentence.setdefault(sentence, []).append(one.name)
     lines = []
-    for sentence, names in said.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        lines.append(f"{', '.join(names[:NAMED])}{more}: {sentence}")
+    for sentence, names in streams_by_sentence.items():
+        more = f" and {len(names) - MAX_NAMED_STREAMS} more" if len(names) > MAX_NAMED_STREAMS else ""
+        lines.append(f"{', '.join(names[:MAX_NAMED_STREAMS])}{more}: {sentence}")
     return lines
 
 
@@ -166,29 +166,25 @@ def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> in
         return None
     treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     found = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
-    there, of_classes = sum(reason.there for reason in found), sum(reason.count for reason in found)
-    return there if there < of_classes == one.flow.rejected_last_day else None
+    left, counted_by_class = sum(reason.there for reason in found), sum(reason.count for reason in found)
+    return left if left < counted_by_class == one.flow.rejected_last_day else None
 
 
 def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
-    plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_words(one)}
+    plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_text(one)}
     return {**_fields(one, None, now_ms=now_ms), **plain}
 
 
-def _rows_words(one: StreamState) -> str:
+def _rows_text(one: StreamState) -> str:
     if one.table_exists is False:
         return "missing" if one.missing else "no table yet"
     return "unknown" if one.rows is None else f"{one.rows:,}"
 
 
-def _route_words(one: StreamState) -> str:
-    return f"`frazil route {one.name}` checks the routed tables"
-
-
-def _rejected_words(one: StreamState, left: int | None) -> str:
+def _rejected_text(one: StreamState, left: int | None) -> str:
     if one.flow is None:
         return "unknown"
     rejected = one.flow.rejected_last_day
@@ -203,26 +199,30 @@ def _rejected_words(one: StreamState, left: int | None) -> str:
 
 def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
     why = f" ({one.desired_reason})" if one.desired_reason else ""
+    waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
+    replayed = ""
+    if one.replayed_at_ms is not None:
+        replayed = f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
+    beyond_ms = one.backpressure_ms
+    backpressure = f"a batch takes {ago(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
         "stream": one.name,
         "table": one.table,
         "state": str(one.state),
         "desired": (one.desired or "unknown") + why,
-        "writer": reset_words(one, now_ms=now_ms) if one.reset_since_end else _writer_words(one.writer, now_ms=now_ms),
+        "writer": reset_words(one, now_ms=now_ms) if one.reset_since_end else _writer_text(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
-        "lag": _lag_words(one),
-        **({} if one.backpressure_ms is None else {"backpressure": _backpressure_words(one.backpressure_ms)}),
+        "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
+        **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
         "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
-        "rejected": _rejected_words(one, left),
-        "rows": _rows_words(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
-        **({"route": _route_words(one)} if one.routed else {}),
-        **({"last changes": f"{_counts_words(one.changes)} in the writer's newest batch"} if one.changes else {}),
+        "rejected": _rejected_text(one, left),
+        "rows": _rows_text(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
+        **({"route": f"`frazil route {one.name}` checks the routed tables"} if one.routed else {}),
+        **({"last changes": f"{_counts_text(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(
-            {}
-            if one.replayed_at_ms is None
-            else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_words(one.replayed)}"}
+            {} if one.replayed_at_ms is None else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {replayed}"}
         ),
         **({"backfill": one.backfill} if one.backfill else {}),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
@@ -230,22 +230,11 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
     }
 
 
-def _lag_words(one: StreamState) -> str:
-    waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
-    return ("unknown" if one.lag is None else f"{one.lag:,}") + waiting
-
-
-def _counts_words(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"
 
 
-def _backpressure_words(beyond_ms: int) -> str:
-    if beyond_ms == 0:
-        return "none"
-    return f"a batch takes {ago(beyond_ms)} longer than its interval"
-
-
-def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
+def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
         heartbeat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +18,6 @@ from frazil.spec.json_schema import render
 from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import warnings
-
-if TYPE_CHECKING:
-    from frazil.doctor.connections import Connections
 
 MAX_PROBLEMS = 200
 
@@ -40,8 +38,8 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     Reads files only: no broker, no catalog. Exits with 10 if there is an error.
 
     With --connect, the command also lists the topics, tries to read each topic, calls the schema registry, and opens
-    the catalog. To check whether catalog and storage can hold the stream and allow a writer's operations, it creates a
-    table and an object and removes them again.
+    the catalog. It creates a table and an object and removes them again, to check whether catalog and storage can hold
+    the stream and allow a writer's operations.
 
     \b
     Example:
@@ -50,9 +48,13 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if json_schema:
         echo(render(), nl=False)
         return
-    streams, errors = _load(files or _all_of(streams_folder))
+    streams, errors = _load(files or _declared_files(streams_folder))
     invalid = tuple(errors)
-    connections = _connections(streams) if connect else None
+    connections = None
+    if connect:
+        from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only if needed
+
+        connections = Connections.of(streams)
     errors += [fault.said for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
@@ -76,16 +78,10 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         raise SystemExit(SpecError.exit_code)
 
 
-def _connections(streams: dict[Path, StreamSpec]) -> Connections:
-    from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only if needed
-
-    return Connections.of(streams)
-
-
-def _all_of(folder: Path) -> tuple[Path, ...]:
+def _declared_files(folder: Path) -> tuple[Path, ...]:
     files = tuple(stream_files(folder)) if folder.is_dir() else ()
     if not files:
-        raise SpecError(f"{folder} declares no stream; give files, or the folder by --streams or FRAZIL_STREAMS")
+        raise SpecError(f"{folder} declares no stream; give files, or the folder with --streams or FRAZIL_STREAMS")
     return files
 
 
@@ -102,51 +98,53 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
         except SpecError as error:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
-        errors.extend(f"{path}: source.properties.{key}: {said}" for key, said in _kafka_problems(spec).items())
-        errors.extend(f"{path}: {said}" for said in _format_problems(spec))
-        errors.extend(f"{path}: {said}" for said in _transform_problems(spec))
-        errors.extend(f"{path}: commit.atomic: {said}" for said in _atomic_problems(spec))
-    clashes = conflicts({**_beside(files), **streams})
-    return streams, errors + [said for said in clashes if any(said.startswith(f"{path}:") for path in streams)]
+        errors.extend(f"{path}: {problem}" for problem in _problems(spec))
+    clashes = conflicts({**_sibling_streams(files), **streams})
+    return streams, errors + [each for each in clashes if any(each.startswith(f"{path}:") for path in streams)]
 
 
-def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
+def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
     """Return the other valid streams in the folders of the given files, by file."""
-    named = {path.resolve() for path in files}
-    found = {}
+    given = {path.resolve() for path in files}
+    siblings = {}
     for path in {sibling for file in files for sibling in stream_files(file.parent)}:
-        if path.resolve() not in named:
+        if path.resolve() not in given:
             with suppress(SpecError):
-                found[path] = load_stream(path)
-    return found
+                siblings[path] = load_stream(path)
+    return siblings
 
 
-def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
-    if not spec.source.properties:
-        return {}
-    from frazil.kafka.properties import property_problems  # noqa: PLC0415 - librdkafka, only if needed
+def _problems(spec: StreamSpec) -> Iterator[str]:
+    """Yield errors that the writer's start would report too. Imports librdkafka, Arrow and DuckDB only if needed."""
+    if spec.source.properties:
+        from frazil.kafka.client import property_problems  # noqa: PLC0415
 
-    return property_problems(spec.source.properties)
+        for key, problem in property_problems(spec.source.properties).items():
+            yield f"source.properties.{key}: {problem}"
+    # JSON fills columns of every type without nested types.
+    if spec.source.format.type != "json" or any("<" in column.type for column in spec.record_columns):
+        from frazil.ingest.formats import check_supported  # noqa: PLC0415
+        from frazil.spec.iceberg import records_schema  # noqa: PLC0415
 
-
-def _format_problems(spec: StreamSpec) -> list[str]:
-    """Return errors for columns that no record of this format can fill.
-
-    The writer's start would report the same errors.
-    """
-    if spec.source.format.type == "json" and not any("<" in column.type for column in spec.record_columns):
-        return []  # every type without nested types can be filled
-    from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only if needed
-    from frazil.spec.iceberg import records_schema  # noqa: PLC0415 - as above
-
+        try:
+            check_supported(records_schema(spec), spec.source.format)
+        except SpecError as error:
+            yield str(error)
     try:
-        check_supported(records_schema(spec), spec.source.format)
+        _transform_columns(spec)
     except SpecError as error:
-        return [str(error)]
-    return []
+        yield from str(error).splitlines()
+    if spec.commit.atomic:
+        from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415
+        from frazil.table.catalogs import catalog_config  # noqa: PLC0415
+
+        with suppress(SpecError):  # the catalog is not configured on this machine
+            config = catalog_config(spec.table.catalog)
+            if reason := why_not_atomic(config.name, config.properties):
+                yield f"commit.atomic: {reason}"
 
 
-def _made_columns(spec: StreamSpec) -> dict[str, str]:
+def _transform_columns(spec: StreamSpec) -> dict[str, str]:
     """Map each column that the stream's transform makes to its type. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
@@ -155,46 +153,21 @@ def _made_columns(spec: StreamSpec) -> dict[str, str]:
     return dict(checked(spec).types)
 
 
-def _transform_problems(spec: StreamSpec) -> list[str]:
-    try:
-        _made_columns(spec)
-    except SpecError as error:
-        return str(error).splitlines()
-    return []
-
-
-def _atomic_problems(spec: StreamSpec) -> list[str]:
-    """Return why the catalog cannot commit atomically.
-
-    Returns no reason if it can, or if it is not configured on this machine.
-    """
-    if not spec.commit.atomic:
-        return []
-    from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only if needed
-    from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - as above
-
-    with suppress(SpecError):
-        config = catalog_config(spec.table.catalog)
-        reason = why_not_atomic(config.name, config.properties)
-        return [reason] if reason else []
-    return []
-
-
 def _line(spec: StreamSpec) -> str:
     layout = f"partitioned by {', '.join(spec.partition_by)}" if spec.partition_by else "not partitioned"
     line = f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
     with suppress(SpecError):
-        if made := _made_columns(spec):
-            return f"{line}, transform makes {', '.join(f'{name}: {kind}' for name, kind in made.items())}"
+        if columns := _transform_columns(spec):
+            return f"{line}, transform makes {', '.join(f'{name}: {kind}' for name, kind in columns.items())}"
     return line
 
 
 def _summary(spec: StreamSpec) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    transform: dict[str, Any] = {}
     with suppress(SpecError):
-        made = {"transform": _made_columns(spec)} if spec.transform else {}
+        transform = {"transform": _transform_columns(spec)} if spec.transform else {}
     return {
-        **made,
+        **transform,
         "name": spec.name,
         "topics": list(spec.source.topics),
         "topic-pattern": spec.source.topic_pattern,

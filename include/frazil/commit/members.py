@@ -18,7 +18,7 @@ from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import list_targets, object_path
-from frazil.errors import FrazilError, words_of
+from frazil.errors import FrazilError, error_text
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 from frazil.table.remains import Metadata, find_newest_metadata
@@ -117,7 +117,7 @@ def find_renamed(tables: StreamTables, member: Member, named: Collection[Target]
                 "cannot load table %s to check whether it is the renamed table %s: %s",
                 name,
                 member.target,
-                words_of(error),
+                error_text(error),
             )
             continue
         if not member.is_another(table):

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
 from frazil.table.catalog_mistakes import one_line
-from frazil.table.expired import has_expired
+from frazil.table.storage_mistakes import has_expired
 
 log = logging.getLogger(__name__)
 

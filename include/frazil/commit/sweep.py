@@ -23,7 +23,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.mode import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
-from frazil.errors import words_of
+from frazil.errors import error_text
 from frazil.ingest.contract import Target, is_routed
 from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import in_parallel
@@ -74,7 +74,7 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-        log.info("cannot clean up the folders of table %s, the next start retries: %s", target, words_of(error))
+        log.info("cannot clean up the folders of table %s, the next start retries: %s", target, error_text(error))
         return None
 
 
@@ -102,7 +102,9 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.warning(
-                "cannot delete files of failed batches of table %s, the next start retries: %s", target, words_of(error)
+                "cannot delete files of failed batches of table %s, the next start retries: %s",
+                target,
+                error_text(error),
             )
             return 0
 
@@ -285,7 +287,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
             if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("cannot delete merged change files of table %s, the next start retries: %s", target, words_of(error))
+        log.info("cannot delete merged change files of table %s, the next start retries: %s", target, error_text(error))
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:

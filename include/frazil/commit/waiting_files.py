@@ -28,7 +28,7 @@ from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
 from frazil.commit.target import object_path, target_table
-from frazil.errors import words_of
+from frazil.errors import error_text
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.table.tables import data_location
@@ -147,7 +147,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         table = tables.handle(target).current()
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("cannot delete files that waited for table %s, the next start retries: %s", target, words_of(error))
+        log.info("cannot delete files that waited for table %s, the next start retries: %s", target, error_text(error))
 
 
 def sweep_waiting_files(

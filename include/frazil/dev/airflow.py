@@ -71,8 +71,10 @@ class EmbeddedAirflow(process.Embedded):
         self.home = home.absolute()
         self._spark_master = spark_master
         self.checkout = checkout.absolute()
-        self.port = port or self.last_port(self.home) or process.free_port()
+        self.port = port or process.last_port(self.home) or process.free_port()
         self._dags = dags or self.checkout / "dags"
+        self._secrets_file, self._passwords_file = self.home / "secrets.json", self.home / "passwords.json"
+        self._spark_properties = self.home / "spark.conf"
         self._extra = dict(extra or {})
 
     @property
@@ -82,17 +84,17 @@ class EmbeddedAirflow(process.Embedded):
     @property
     def password(self) -> str:
         """The password of the user `admin`, which is created at the first start."""
-        return self.password_of("admin")
+        return self.password_for("admin")
 
-    def password_of(self, user: str) -> str:
+    def password_for(self, user: str) -> str:
         """Return the password of the user `admin`, `op` or `viewer`. Each user has the role of the same name."""
-        return str(self._passwords()[user])
+        self._make_secrets()
+        return str(json.loads(self._passwords_file.read_text())[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
-        return AirflowClient(self.url, user=user, password=self.password_of(user))
+        return AirflowClient(self.url, user=user, password=self.password_for(user))
 
     def token(self, user: str = "admin") -> str:
-        """Return a new bearer token for the REST API."""
         return self.client(user).token()
 
     def log(self, component: Component) -> Path:
@@ -121,18 +123,18 @@ class EmbeddedAirflow(process.Embedded):
     def start(self) -> Self:
         """Start the components that do not run yet, and wait until all components are healthy.
 
-        Raises:
-            EnvironmentUnusable: a port is taken, the database cannot be created, a component ends or stays unhealthy.
+        Raises EnvironmentUnusable if a port is taken, the database cannot be created, or a component ends or stays
+        unhealthy.
         """
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()
         self._spark_properties.write_text(_local_spark())
-        (self.home / "port").write_text(str(self.port))
+        process.record_port(self.home, self.port)
         since = datetime.now(UTC)
         try:
             self._migrate()
-            started = [component for component in COMPONENTS if self._launch(component)]
+            started = [component for component in COMPONENTS if self.start_component(component)]
             self.wait_until_healthy(since if started else None)
             self._make_spark_pool()
         except BaseException:
@@ -145,13 +147,8 @@ class EmbeddedAirflow(process.Embedded):
         process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
-        """Kill one component, as in a crash."""
         if server := self.server(component):
             process.kill(server)
-
-    def start_component(self, component: Component) -> None:
-        """Start one component that was killed. Does nothing if it is running."""
-        self._launch(component)
 
     def server(self, component: Component) -> process.Server | None:
         """Return a component's process; None if it is not running."""
@@ -161,32 +158,22 @@ class EmbeddedAirflow(process.Embedded):
         """Wait until all components are healthy and, if `since` is given, have sent a heartbeat after that time."""
         client = AirflowClient(self.url, user="", password="")
         deadline = time.monotonic() + READY_WITHIN_S
-        sick = "api-server"
-        while sick:
+        unready = "api-server"
+        while unready:
             for component in COMPONENTS:
                 if not self.server(component):
                     tail = process.last_lines(self.log(component))
                     raise EnvironmentUnusable(f"Airflow's {component} ended while it started: {tail}")
             if time.monotonic() > deadline:
                 raise EnvironmentUnusable(
-                    f"Airflow's {sick} is not healthy after {READY_WITHIN_S} s; see {self.home}/logs."
+                    f"Airflow's {unready} is not healthy after {READY_WITHIN_S} s; see {self.home}/logs."
                 )
             time.sleep(0.3)
             if process.answers(self.port):
                 try:
-                    sick = ", ".join(unhealthy(client.health(), since))
+                    unready = ", ".join(unhealthy(client.health(), since))
                 except EnvironmentUnusable:
-                    sick = "api-server"
-
-    @staticmethod
-    def last_port(home: Path) -> int | None:
-        """Return the port that the last start in this folder used; None before the first start."""
-        file = home / "port"
-        return int(file.read_text()) if file.is_file() else None
-
-    @property
-    def _spark_properties(self) -> Path:
-        return self.home / "spark.conf"
+                    unready = "api-server"
 
     def _spark_connection(self) -> str:
         """Return the Airflow connection through which batch Spark applications run on the configured master.
@@ -196,27 +183,13 @@ class EmbeddedAirflow(process.Embedded):
         extra = {"properties-file": str(self._spark_properties)}
         return json.dumps({"conn_type": "spark", "host": self._spark_master, "extra": extra})
 
-    @property
-    def _secrets_file(self) -> Path:
-        return self.home / "secrets.json"
-
-    @property
-    def _passwords_file(self) -> Path:
-        return self.home / "passwords.json"
-
-    def _passwords(self) -> dict[str, Any]:
-        self._make_secrets()
-        passwords: dict[str, Any] = json.loads(self._passwords_file.read_text())
-        return passwords
-
     def _make_secrets(self) -> None:
         """Create the secrets in this folder at the first start. Only their owner can read them."""
         make_folder(self.home)
         _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
-        _write_once(
-            self._secrets_file, {"jwt": secrets.token_hex(32), "session": secrets.token_hex(32), "fernet": fernet}
-        )
+        keys = {"jwt": secrets.token_hex(32), "session": secrets.token_hex(32), "fernet": fernet}
+        _write_once(self._secrets_file, keys)
 
     def _settings(self) -> dict[str, str | int | Path]:
         self._make_secrets()
@@ -271,7 +244,7 @@ class EmbeddedAirflow(process.Embedded):
             else:
                 return
 
-    def _launch(self, component: Component) -> bool:
+    def start_component(self, component: Component) -> bool:
         """Start a component unless it is already running. Returns whether it was started."""
         if self.server(component):
             return False
@@ -282,13 +255,13 @@ class EmbeddedAirflow(process.Embedded):
 
 def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
     """Return the names of the components that are not healthy, or whose last heartbeat is older than `since`."""
-    sick = []
+    unready = []
     for name, state in health.items():
         heartbeat = state.get(f"latest_{name}_heartbeat")
         stale = since and name != "metadatabase" and (heartbeat is None or datetime.fromisoformat(heartbeat) < since)
         if state.get("status") != "healthy" or stale:
-            sick.append(name.replace("_", "-"))
-    return sick
+            unready.append(name.replace("_", "-"))
+    return unready
 
 
 def _local_spark() -> str:

@@ -28,12 +28,12 @@ class AirflowClient:
         self._signing_in = threading.Lock()
 
     def token(self) -> str:
-        """Return the current bearer token. Signs in if there is no token yet."""
+        """Return the current bearer token. Signs in at the first call."""
         with self._signing_in:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
                 answer = self._send("POST", "/auth/token", json=body)
-                self._token = str(_checked(answer, "POST", "/auth/token")["access_token"])
+                self._token = str(_check_answer(answer, "POST", "/auth/token")["access_token"])
             return self._token
 
     def call(
@@ -45,15 +45,15 @@ class AirflowClient:
         params: Mapping[str, str | int | bool] | None = None,
     ) -> Json:
         """Call a path of the API, such as `/api/v2/dags`, and return the JSON response."""
-        answer = self._signed(method, path, json, params)
+        answer = self._send_signed(method, path, json, params)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             self._token = None
-            answer = self._signed(method, path, json, params)
-        return _checked(answer, method, path)
+            answer = self._send_signed(method, path, json, params)
+        return _check_answer(answer, method, path)
 
     def health(self) -> Json:
         """Return the status and last heartbeat of each component. Needs no sign-in."""
-        return _checked(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
+        return _check_answer(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
 
     def dags(self, **params: str | int | bool) -> list[Json]:
         return self._list("/api/v2/dags", "dags", params)
@@ -65,15 +65,13 @@ class AirflowClient:
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
-        """Wait until a DAG is parsed. After `within_s` seconds, raises EnvironmentUnusable with Airflow's import
-        errors.
-        """
+        """Wait until a DAG is parsed. At the timeout, raises EnvironmentUnusable with Airflow's import errors."""
 
-        def parsed() -> Json | None:
+        def find_dag() -> Json | None:
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
 
         try:
-            return wait_for(parsed, what=f"the DAG {dag_id}", within_s=within_s)
+            return wait_for(find_dag, what=f"the DAG {dag_id}", within_s=within_s)
         except EnvironmentUnusable as error:
             reasons = "; ".join(f"{e['filename']}: {e['stack_trace'].splitlines()[-1]}" for e in self.import_errors())
             raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
@@ -93,7 +91,6 @@ class AirflowClient:
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
-        """Return the task instances of a run."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
@@ -119,7 +116,7 @@ class AirflowClient:
         found: list[Json] = self.call("GET", path, params={"limit": 100, **params})[key]
         return found
 
-    def _signed(
+    def _send_signed(
         self, method: str, path: str, json: Mapping[str, Any] | None, params: Mapping[str, Any] | None
     ) -> httpx.Response:
         return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
@@ -145,7 +142,7 @@ def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> 
     return found
 
 
-def _checked(answer: httpx.Response, method: str, path: str) -> Json:
+def _check_answer(answer: httpx.Response, method: str, path: str) -> Json:
     if answer.is_error:
         raise EnvironmentUnusable(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:500]}")
     body: Json = answer.json() if answer.content else {}

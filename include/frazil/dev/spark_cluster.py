@@ -22,15 +22,11 @@ from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, CORES = 2, 4
-"""Number of workers, and of task slots per worker. There may be more slots than real cores, so that several
-applications can run at once on a small machine.
-"""
+"""Number of workers, and of task slots per worker; more than real cores, so that several applications can run."""
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master of the cluster. Its folder has the state of its workers and applications. Later starts reuse its
-    ports.
-    """
+    """The master of the cluster. Its folder has the state of workers and applications, and ports for later starts."""
 
     TITLE, RECORD, READY_WITHIN_S = "the Spark master", "spark-master", 60
 
@@ -52,19 +48,16 @@ class SparkMaster(process.EmbeddedServer):
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
-                found: dict[str, Any] = answer.json()
-                return found
+                state: dict[str, Any] = answer.json()
+                return state
         return {}
 
     def workers(self) -> list[str]:
-        """Return the addresses of the live workers."""
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        """Return the ports of the master, web page and REST server at the last start in this folder; None before
-        that.
-        """
+        """Return the last ports of the master, web page and REST server in this folder; None before the first start."""
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
@@ -86,11 +79,11 @@ class SparkMaster(process.EmbeddedServer):
         arguments = ["--host", process.LOOPBACK, "--port", str(self.port), "--webui-port", str(self._ui_port)]
         _start(self, process.LOOPBACK, options, "org.apache.spark.deploy.master.Master", arguments)
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         last = self.last_ports(self.folder)
         return "" if last and last[0] == self.port else f"another port than {self.port}"
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         # Until the master is the leader, it ignores workers, which then retry only after 10 s.
         return None if self.state().get("status") == "ALIVE" else ""
 
@@ -115,10 +108,10 @@ class SparkWorker(process.EmbeddedServer):
         arguments = ["--host", self._address, "--webui-port", "0", *offered, self._master.address]
         _start(self, self._address, options, "org.apache.spark.deploy.worker.Worker", arguments)
 
-    def _wanted_ports(self) -> str:
+    def _port_conflict(self) -> str:
         return ""
 
-    def _missing(self) -> str | None:
+    def _not_ready_reason(self) -> str | None:
         return None if self._address in self._master.workers() else ""
 
 
@@ -168,13 +161,8 @@ def _start(
     spark_home = Path(pyspark.__file__).parent
     command = [str(require_java()), "-Xmx256m", *LEAN_OPTIONS.split(), *options, "-cp", f"{spark_home}/jars/*", main]
     # Without Scala's version, a worker looks for a Spark build. Web pages listen on the address in SPARK_LOCAL_IP.
-    known = {"SPARK_HOME": str(spark_home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": host}
+    settings = {"SPARK_HOME": str(spark_home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": host}
     # Executors inherit the worker's environment. On another host, they would have none of a writer's variables.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("FRAZIL_", "PYSPARK_"))}
-    process.start(
-        server.RECORD,
-        [*command, *arguments],
-        records=server.folder,
-        log=server.log,
-        environment={**environment, **known},
-    )
+    environment |= settings
+    process.start(server.RECORD, [*command, *arguments], records=server.folder, log=server.log, environment=environment)

@@ -21,7 +21,7 @@ from frazil.errors import (
     TableLost,
     TopicMissing,
 )
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
@@ -81,7 +81,7 @@ class Connections:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
     def _kafka(self, spec: StreamSpec) -> str:
-        from frazil.kafka.admin import is_silence  # noqa: PLC0415 - librdkafka, only where it is asked
+        from frazil.kafka.admin import is_timeout  # noqa: PLC0415 - librdkafka, only where it is asked
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if brokers in self._silent:
@@ -94,7 +94,7 @@ class Connections:
         try:
             return _kafka(spec)
         except KafkaUnavailable as error:
-            if is_silence(error.__cause__):
+            if is_timeout(error.__cause__):
                 self._silent[brokers] = spec.name
             raise
 
@@ -124,7 +124,7 @@ def _kafka(spec: StreamSpec) -> str:
     """
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S  # noqa: PLC0415 - as above
-    from frazil.kafka.readable import check_readable  # noqa: PLC0415 - as above
+    from frazil.kafka.fetch import check_readable  # noqa: PLC0415 - as above
 
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
@@ -189,7 +189,7 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
-        with extras_named():
+        with report_missing_extras():
             catalog = load_catalog(spec.table.catalog)
             with removing_empty_folders(catalog, spec):
                 if spec.commit.atomic:

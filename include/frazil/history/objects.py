@@ -1,4 +1,4 @@
-"""Stores a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`.
+"""Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`.
 
 A history has several parts (`Part`), and each write replaces the whole object of a part. The writer of an epoch starts
 with the existing objects, so its objects contain all data of earlier epochs. Readers use the objects of the highest
@@ -13,20 +13,33 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from pyiceberg.table import Table
 
-from frazil.history.past import Part, StreamHistory
-from frazil.history.points import EventKind, HistoryEvent, Point
+from frazil.errors import error_text
+from frazil.history.points import EventKind, History, HistoryEvent, Part, Point, StreamHistory
+from frazil.spec.model import StreamSpec
 from frazil.table.object_store import ObjectStore
 from frazil.table.remains import STATE
 from frazil.table.storage import open_store
+from frazil.table.tables import load_stream_table
 
 FORMAT_VERSION = 1
+READ_ATTEMPTS = 2
+"""Number of read attempts. A writer that takes over may delete the listed objects between listing and reading."""
 _NAME = re.compile(rf"(\d{{8,}})-({'|'.join(Part)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
+
+
+class ActionLog(StrEnum):
+    """The two stored logs of actions: the supervisors' and the users'."""
+
+    SUPERVISION = "supervision"
+    USERS = "acts"
+    """Actions of users on the stream."""
 
 
 class HistoryUnreadable(Exception):
@@ -49,8 +62,8 @@ class HistoryObject:
     @classmethod
     def from_path(cls, path: str) -> HistoryObject | None:
         """Return None if the path is not one of a history object."""
-        named = _NAME.fullmatch(path.rsplit("/", 1)[-1])
-        return cls(int(named[1]), Part(named[2]), path) if named else None
+        name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
+        return cls(int(name[1]), Part(name[2]), path) if name else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,8 @@ class HistoryStore:
         self.store.put(f"{self.location}/{epoch:08d}-{part}.json", encode(past, part, self.table_uuid))
 
     def list_objects(self) -> list[HistoryObject]:
-        return [found for file in self.store.list_files(self.location) if (found := HistoryObject.from_path(file.path))]
+        objects = (HistoryObject.from_path(file.path) for file in self.store.list_files(self.location))
+        return [one for one in objects if one is not None]
 
     def delete(self, objects: Iterable[HistoryObject]) -> None:
         self.store.delete([one.path for one in objects])
@@ -94,9 +108,72 @@ class HistoryStore:
                     problems.append(f"{one.path}: {error}")
         return past, problems
 
+    def read_actions(self, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
+        """Return the actions in a log, oldest first, and messages for what cannot be read."""
+        past, path = StreamHistory(), self._action_path(action_log)
+        try:
+            if (data := self.store.get(path)) is not None:
+                decode(data, Part.HAPPENED, past, self.table_uuid)
+        except HistoryUnreadable as error:
+            return [], [f"{path}: {error}"]
+        return past.happened, []
+
+    def put_actions(self, action_log: ActionLog, past: StreamHistory) -> None:
+        self.store.put(self._action_path(action_log), encode(past, Part.HAPPENED, self.table_uuid))
+
+    def _action_path(self, action_log: ActionLog) -> str:
+        return f"{self.location}/{action_log}.json"
+
+
+def read_history(spec: StreamSpec, *, since_ms: int) -> History:
+    """Return a stream's history after `since_ms`. Never raises; may block as long as catalog and storage do.
+
+    Without a table, or before the first minute, the history is empty and has no problem.
+    """
+    try:
+        table = load_stream_table(spec)
+    except Exception as error:  # catalogs raise what their clients raise
+        return History(problem=f"cannot read the table: {_one_line(error)}")
+    return History() if table is None else read_table_history(table, spec.name, since_ms=since_ms)
+
+
+def read_table_history(table: Table, stream: str, *, since_ms: int) -> History:
+    """Return the history stored next to a loaded table, like `read_history`."""
+    try:
+        store = HistoryStore.open(table, stream)
+        past, problems = _read_recent(store, since_ms=since_ms)
+        for action_log in ActionLog:
+            actions, unreadable = store.read_actions(action_log)
+            past.happened += actions
+            problems += unreadable
+    except Exception as error:  # storages raise what their clients raise
+        return History(problem=f"cannot read the history: {_one_line(error)}")
+    return History(
+        tuple(point for point in past.points() if point.end_ms > since_ms),
+        tuple(what for what in sorted(past.happened, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
+        "; ".join(problems) or None,
+    )
+
+
+def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
+    """Read the history since a time. Reads ten-minute points only if the one-minute points begin later."""
+    past, problems = StreamHistory(), list[str]()
+    for _ in range(READ_ATTEMPTS):
+        objects = store.list_objects()
+        past, problems = store.read(objects, (Part.MINUTES, Part.HAPPENED))
+        if min(past.minutes, default=since_ms + 1) > since_ms:
+            older, more = store.read(objects, (Part.TENS,))
+            past.tens, problems = older.tens, problems + more
+        if not objects or past != StreamHistory():
+            break
+    return past, problems
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(error_text(error).split())
+
 
 def encode(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
-    """Return one part of a history as JSON."""
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is Part.HAPPENED:
         value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]

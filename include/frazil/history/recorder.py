@@ -7,27 +7,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from frazil.events import (
-    BatchCommitted,
-    ChangesMerged,
-    DistributionChosen,
-    EpochBegan,
-    Event,
-    FutureEventTimes,
-    LagMeasured,
-    NoticeGiven,
-    OutageMet,
-    PhaseBegan,
-    RecordsSkipped,
-    StallBegan,
-    StallEnded,
-    TableEvolved,
-    TablesBehind,
-    ThrottleEvaluated,
-)
+from frazil import events
+from frazil.events import BatchCommitted, Event
 from frazil.history.objects import HistoryObject, HistoryStore
-from frazil.history.past import Part, StreamHistory
-from frazil.history.points import EventKind, HistoryEvent, Point
+from frazil.history.points import EventKind, HistoryEvent, Part, Point, StreamHistory
 from frazil.spec.units import counted
 from frazil.timetext import ago
 
@@ -74,23 +57,20 @@ class Recorder:
         self._objects = objects
 
     def take(self, event: Event) -> None:
-        """Receive one event."""
         with self._lock:
             if point := self._point(event):
                 self._changed.add(self._past.add(point))
-            if happened := self._history_event(event):
-                self._changed.add(self._past.record(happened))
+            if entry := self._entry(event):
+                self._changed.add(self._past.record(HistoryEvent(event.at_ms, *entry)))
             if abs(event.at_ms - self._aged_ms) >= WRITE_INTERVAL_MS:  # also while the storage is down
                 self._aged_ms = event.at_ms
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
-        """Record that the writer ended with this error."""
         with self._lock:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `write` should be called now."""
         if self._objects is None or self._epoch is None or not self._changed:
             return False
         if self._failed_ms is not None:
@@ -106,10 +86,8 @@ class Recorder:
             self._write(now_ms)
         except Exception as error:  # storages raise what their clients raise
             if self._failed_ms is None:
-                log.warning(
-                    "stream %s: cannot write its history; keeping it in memory and retrying: %s",
-                    self.stream, error,
-                )  # fmt: skip
+                text = "stream %s: cannot write its history; keeping it in memory and retrying: %s"
+                log.warning(text, self.stream, error)
             self._failed_ms = now_ms
         else:
             self._failed_ms, self._written_ms = None, now_ms
@@ -153,16 +131,16 @@ class Recorder:
     def _point(self, event: Event) -> Point | None:
         """Return the measurements that an event adds to its minute; None if it has no measurements."""
         match event.what:
-            case EpochBegan(epoch=epoch, marker=marker):
+            case events.EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
                 return Point(event.at_ms, watermark_ms=marker.watermark_ms, interval_ms=self._interval_ms)
-            case ChangesMerged(merge_s=merge_s):
+            case events.ChangesMerged(merge_s=merge_s):
                 self._merge_ms += _ms(merge_s)
             case BatchCommitted() as batch:
                 return self._batch(event.at_ms, batch)
-            case ThrottleEvaluated(stretch=stretch):
+            case events.ThrottleEvaluated(stretch=stretch):
                 self._interval_ms = round(self._declared_ms * stretch)
-            case LagMeasured(lag=lag, freshness_ms=freshness_ms, backpressure_ms=backpressure_ms):
+            case events.LagMeasured(lag=lag, freshness_ms=freshness_ms, backpressure_ms=backpressure_ms):
                 return Point(
                     event.at_ms,
                     lag=lag,
@@ -189,44 +167,41 @@ class Recorder:
             merge_ms=merge_ms,
         )
 
-    def _history_event(self, event: Event) -> HistoryEvent | None:  # noqa: PLR0911 - a case for each kind of event
+    def _entry(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
         """Return the history's entry for a stream's event; None if the event has no entry."""
         match event.what:
-            case EpochBegan(epoch=epoch, settled=settled):
-                return HistoryEvent(event.at_ms, EventKind.EPOCH, f"epoch {epoch} begins: {settled}")
-            case RecordsSkipped(lost=lost):
-                sentence = f"Kafka's retention deleted unread records, which are skipped: {lost}"
-                return HistoryEvent(event.at_ms, EventKind.SKIP, sentence)
-            case StallBegan(stall=stall):
-                return HistoryEvent(event.at_ms, EventKind.STALL, f"stalled ({stall.kind}): {stall.reason}")
-            case StallEnded(kind=kind, lasted_ms=lasted_ms):
-                return HistoryEvent(event.at_ms, EventKind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}")
-            case TableEvolved(key=key, changes=changes, table=table):
-                return HistoryEvent(
-                    event.at_ms, EventKind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}"
-                )
-            case NoticeGiven(sentence=sentence, replaces=""):
-                return HistoryEvent(event.at_ms, EventKind.NOTICE, sentence)
-            case FutureEventTimes(key=key, rows=rows, max_future=limit):
+            case events.EpochBegan(epoch=epoch, settled=settled):
+                return EventKind.EPOCH, f"epoch {epoch} begins: {settled}"
+            case events.RecordsSkipped(lost=lost):
+                return EventKind.SKIP, f"Kafka's retention deleted unread records, which are skipped: {lost}"
+            case events.StallBegan(stall=stall):
+                return EventKind.STALL, f"stalled ({stall.kind}): {stall.reason}"
+            case events.StallEnded(kind=kind, lasted_ms=lasted_ms):
+                return EventKind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}"
+            case events.TableEvolved(key=key, changes=changes, table=table):
+                return EventKind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}"
+            case events.NoticeGiven(sentence=sentence, replaces=""):
+                return EventKind.NOTICE, sentence
+            case events.FutureEventTimes(key=key, rows=rows, max_future=limit):
                 sentence = f"{counted(rows, 'row')} of batch {key} had event times more than {limit} in the future"
-                return HistoryEvent(event.at_ms, EventKind.FUTURE, sentence)
-            case DistributionChosen(shuffled=shuffled, reason=reason) if shuffled is not self._shuffled:
+                return EventKind.FUTURE, sentence
+            case events.DistributionChosen(shuffled=shuffled, reason=reason) if shuffled is not self._shuffled:
                 self._shuffled = shuffled
                 sentence = f"rows are {'shuffled' if shuffled else 'no longer shuffled'} from now on: {reason}"
-                return HistoryEvent(event.at_ms, EventKind.DECISION, sentence)
-            case ThrottleEvaluated(reason=reason, stretch=stretch) if (reason is None, stretch) != self._throttle:
-                self._throttle = reason is None, stretch
+                return EventKind.DECISION, sentence
+            case events.ThrottleEvaluated() as it if (it.reason is None, it.stretch) != self._throttle:
+                self._throttle = it.reason is None, it.stretch
                 over = "the table's metadata no longer grows; commits follow the declared interval"
-                return HistoryEvent(event.at_ms, EventKind.THROTTLE, reason or over)
-            case OutageMet(sentence=sentence) if self._outage_ms is None:
+                return EventKind.THROTTLE, it.reason or over
+            case events.OutageMet(sentence=sentence) if self._outage_ms is None:
                 self._outage_ms = event.at_ms
-                return HistoryEvent(event.at_ms, EventKind.OUTAGE, sentence)
-            case TablesBehind(names=names, sentence=sentence) if names != self._behind:
+                return EventKind.OUTAGE, sentence
+            case events.TablesBehind(names=names, sentence=sentence) if names != self._behind:
                 self._behind = names
-                return HistoryEvent(event.at_ms, EventKind.OUTAGE, sentence)
-            case PhaseBegan() if self._outage_ms is not None:
+                return EventKind.OUTAGE, sentence
+            case events.PhaseBegan() if self._outage_ms is not None:
                 lasted_ms, self._outage_ms = event.at_ms - self._outage_ms, None
-                return HistoryEvent(event.at_ms, EventKind.OUTAGE, f"the outage is over after {ago(lasted_ms)}")
+                return EventKind.OUTAGE, f"the outage is over after {ago(lasted_ms)}"
         return None
 
 

@@ -10,13 +10,11 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from pyiceberg.table import Table
 
-from frazil.history.objects import HistoryStore, HistoryUnreadable, decode, encode
-from frazil.history.past import Part, StreamHistory
-from frazil.history.points import EventKind, HistoryEvent
+from frazil.history.objects import ActionLog, HistoryStore
+from frazil.history.points import EventKind, HistoryEvent, StreamHistory
 
 log = logging.getLogger(__name__)
 
@@ -26,38 +24,14 @@ RETRY_INTERVAL_MS = 60_000
 """Milliseconds between two attempts after a storage error."""
 
 
-class ActionLog(StrEnum):
-    """The two stored logs of actions: the supervisors' and the users'."""
-
-    SUPERVISION = "supervision"
-    USERS = "acts"
-    """Actions of users on the stream."""
-
-
-def read_actions(objects: HistoryStore, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
-    """Return the actions in a log, oldest first, and messages for what cannot be read. Raises the storage's errors."""
-    past = StreamHistory()
-    data = objects.store.get(_path(objects, action_log))
-    try:
-        if data is not None:
-            decode(data, Part.HAPPENED, past, objects.table_uuid)
-    except HistoryUnreadable as error:
-        return [], [f"{_path(objects, action_log)}: {error}"]
-    return past.happened, []
-
-
 def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
     """Record a user's action on a stream, next to the stream's loaded table.
 
     Never raises, so that it cannot fail the action.
     """
     try:
-        _add(
-            HistoryStore.open(table, stream),
-            [HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)],
-            ActionLog.USERS,
-            now_ms=at_ms,
-        )
+        action = HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)
+        _add(HistoryStore.open(table, stream), [action], ActionLog.USERS, now_ms=at_ms)
     except Exception as error:  # storages raise anything
         log.info("cannot write an action to the history of stream %s: %s (action: %s)", stream, error, sentence)
 
@@ -91,7 +65,6 @@ class Supervision:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the current write ends."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -112,13 +85,9 @@ class Supervision:
                 self._pending = [what for what in self._pending if what not in pending]
 
 
-def _add(objects: HistoryStore, pending: list[HistoryEvent], to: ActionLog, *, now_ms: int) -> None:
-    past = StreamHistory(happened=read_actions(objects, to)[0])
+def _add(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
+    past = StreamHistory(happened=store.read_actions(action_log)[0])
     for what in pending:
         past.record(what)
     past.age(now_ms)
-    objects.store.put(_path(objects, to), encode(past, Part.HAPPENED, objects.table_uuid))
-
-
-def _path(objects: HistoryStore, action_log: ActionLog) -> str:
-    return f"{objects.location}/{action_log}.json"
+    store.put_actions(action_log, past)

@@ -1,10 +1,13 @@
-"""Configures the log of a process that frazil runs, such as a writer or a Spark application."""
+"""Configures the log of a process that frazil runs, such as a writer or a Spark application, and its last error."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from frazil.errors import FrazilError
 from frazil.safe_text import safe
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -25,3 +28,13 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End a program that raises a FrazilError: print the error without a traceback, and exit with its exit code."""
+    try:
+        yield
+    except FrazilError as error:
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        sys.exit(error.exit_code)

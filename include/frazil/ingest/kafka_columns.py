@@ -70,7 +70,7 @@ def compile_now() -> None:
 
 
 class ColumnReader(RangeReader):
-    """Reads ranges through librdkafka's C API. Raises LibraryUnfit if that API cannot be used."""
+    """Reads ranges through librdkafka's C API. Raises LibraryUnusable if that API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)

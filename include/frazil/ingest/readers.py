@@ -13,7 +13,7 @@ from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka import RangeReader, consumer_properties
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.range_turns import TurnReader
-from frazil.kafka.librdkafka import LibraryUnfit, librdkafka
+from frazil.kafka.librdkafka import LibraryUnusable, librdkafka
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def _unfit_properties(properties: Mapping[str, str]) -> str | None:
             return f"sasl.oauthbearer.method is {method}; with oidc, librdkafka gets its tokens by itself"
     try:
         library = librdkafka()
-        library.conf_destroy(library.configured(consumer_properties(properties)))
+        library.conf_destroy(library.new_configuration(consumer_properties(properties)))
     except KafkaException as error:
         return f"librdkafka's C API does not accept source.properties: {error.args[0].str()}"
     return None
@@ -71,7 +71,7 @@ def _unfit() -> str | None:
         from frazil.ingest.kafka_columns import compile_now  # noqa: PLC0415 - importing it may fail, and takes a moment
 
         compile_now()
-    except LibraryUnfit as error:
+    except LibraryUnusable as error:
         reason = f"librdkafka: {error}"
     except Exception as error:
         reason = f"its loop cannot be compiled here: {type(error).__name__}: {error}"

@@ -18,7 +18,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.ingest.contract import Transform, TransformedColumn
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
@@ -75,7 +75,7 @@ def open_connection() -> Any:
     The optimizer is off, because it reorders expressions: a record's result would depend on the query plan. Raises
     MissingExtra.
     """
-    with extras_named():
+    with report_missing_extras():
         import duckdb  # noqa: PLC0415 - only a stream with a transform needs it
 
     connection = duckdb.connect(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
@@ -15,9 +14,10 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
-from frazil.kafka.client import AdminClient, client_errors, refusal
+from frazil.kafka.client import AdminClient, client_errors, place, refusal
+from frazil.kafka.fetch import find_diverged
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.truncation import LogEnd, diverged
+from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.topics import TopicPattern
 
@@ -69,7 +69,7 @@ class KafkaOffsets:
         self._servers = properties.get("bootstrap.servers", "")
         self._properties = dict(properties)
         self._topics = topics if isinstance(topics, TopicPattern) else tuple(topics)
-        self._in_words = str(topics) if isinstance(topics, TopicPattern) else f"topics {', '.join(topics)}"
+        self._topics_text = str(topics) if isinstance(topics, TopicPattern) else f"topics {', '.join(topics)}"
         self._timeout_s = timeout_s
         with client_errors():
             self._admin = client(properties)
@@ -77,9 +77,7 @@ class KafkaOffsets:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         del self._admin
 
     def describe(self) -> Topics:
@@ -90,14 +88,14 @@ class KafkaOffsets:
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             if isinstance(self._topics, TopicPattern):
-                cluster_id = self._result(cluster).cluster_id
-                described = self._described(self._described_topics(self._matching(self._topics)), missing_fails=False)
+                cluster_id = self._wait_for(cluster).cluster_id
+                answers = self._describe_topics(self._matching_topics(self._topics))
             else:
-                answers = self._described_topics(self._topics)
-                cluster_id = self._result(cluster).cluster_id
-                described = self._described(answers)
+                answers = self._describe_topics(self._topics)
+                cluster_id = self._wait_for(cluster).cluster_id
+            described = self._descriptions(answers)
         except (KafkaException, TimeoutError) as error:
-            raise self._translated(error, "describing") from error
+            raise self._as_frazil_error(error, "describing") from error
         return Topics(
             SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
             tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
@@ -111,28 +109,23 @@ class KafkaOffsets:
         reports a deleted topic as unknown.
         """
         hidden = []
-        for name, answer in sorted(self._described_topics(topics).items()):
+        for name, answer in sorted(self._describe_topics(topics).items()):
             try:
-                self._result(answer)
+                self._wait_for(answer)
             except (KafkaException, TimeoutError) as error:
                 code = error.args[0].code() if isinstance(error, KafkaException) else None
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     hidden.append(name)
                 elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise self._translated(error, "describing") from error
+                    raise self._as_frazil_error(error, "describing") from error
         if hidden:
-            place = (
-                f"brokers {self._servers}"
-                if self._stream is None
-                else f"stream {self._stream}, brokers {self._servers}"
-            )
             raise AccessDenied(
-                f"{place}: Kafka does not let the stream describe topics that it has read: {', '.join(hidden)}. Grant "
-                "Describe and Read on them. If they were deleted, grant Describe on their names, so Kafka reports it"
+                f"{place(self._stream, self._servers)}: Kafka does not let the stream describe topics that it has "
+                f"read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on "
+                "their names, so Kafka reports it"
             )
 
-    def _matching(self, pattern: TopicPattern) -> list[str]:
-        """Return the cluster's topics that currently match the pattern."""
+    def _matching_topics(self, pattern: TopicPattern) -> list[str]:
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
         if len(found) > MAX_TOPICS:
             raise SpecError(
@@ -141,25 +134,24 @@ class KafkaOffsets:
             )
         return found
 
-    def _described_topics(self, topics: Collection[str]) -> Mapping[str, Any]:
+    def _describe_topics(self, topics: Collection[str]) -> Mapping[str, Any]:
         if not topics:
             return {}
-        futures: Mapping[str, Any] = self._admin.describe_topics(
-            TopicCollection(list(topics)), request_timeout=self._timeout_s
-        )
+        requested = TopicCollection(list(topics))
+        futures: Mapping[str, Any] = self._admin.describe_topics(requested, request_timeout=self._timeout_s)
         return futures
 
-    def _described(self, answers: Mapping[str, Any], *, missing_fails: bool = True) -> dict[str, Any]:
-        """Map each topic to Kafka's description. Raises TopicMissing for all missing topics, or leaves them out."""
+    def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """Map each topic to Kafka's description. Raises TopicMissing, but leaves out topics that match a pattern."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
-                described[name] = self._result(answer)
+                described[name] = self._wait_for(answer)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
                 missing.append(name)
-        if missing and missing_fails:
+        if missing and not isinstance(self._topics, TopicPattern):
             raise TopicMissing(
                 f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or correct source.topics"
             )
@@ -167,11 +159,11 @@ class KafkaOffsets:
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Map each topic-partition to the first offset that Kafka still has."""
-        return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return self._list_committed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Map each topic-partition to its last stable offset, the end of the log for a `read_committed` reader."""
-        return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         """Map each topic-partition to its log end: last stable offset, high watermark and leader epoch.
@@ -180,7 +172,7 @@ class KafkaOffsets:
         """
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        stable, high = self._offset_answers(
+        stable, high = self._list_offsets(
             tps, (latest, IsolationLevel.READ_COMMITTED), (latest, IsolationLevel.READ_UNCOMMITTED)
         )
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
@@ -194,10 +186,10 @@ class KafkaOffsets:
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
-        gone = diverged(self._properties, positions)
+        gone = find_diverged(self._properties, positions)
         spans = {tp: (first[tp], positions[tp][0]) for tp in gone}
         while open_spans := {tp: (a + b) // 2 for tp, (a, b) in spans.items() if b - a > 1}:
-            beyond = diverged(self._properties, {tp: (at, positions[tp][1]) for tp, at in open_spans.items()})
+            beyond = find_diverged(self._properties, {tp: (at, positions[tp][1]) for tp, at in open_spans.items()})
             for tp, at in open_spans.items():
                 spans[tp] = (spans[tp][0], at) if tp in beyond else (at, spans[tp][1])
         return {tp: at for tp, (at, _) in spans.items()}
@@ -208,7 +200,7 @@ class KafkaOffsets:
         If all records are older, this is the end of the log.
         """
         tps = list(partitions)
-        found = self._list(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
+        found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
         return {**found, **(self.ends(missing) if missing else {})}
 
@@ -220,11 +212,11 @@ class KafkaOffsets:
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
-    def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
-        (answers,) = self._offset_answers(partitions, (which, IsolationLevel.READ_COMMITTED))
+    def _list_committed(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
+        (answers,) = self._list_offsets(partitions, (which, IsolationLevel.READ_COMMITTED))
         return {tp: answer.offset for tp, answer in answers.items()}
 
-    def _offset_answers(
+    def _list_offsets(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
         """Send concurrent requests, and return the answers to each. They are repeated while a leader is moving.
@@ -237,8 +229,8 @@ class KafkaOffsets:
         moving: Exception | None = None
         while True:
             try:
-                futures = [self._list_offsets(tps, which, isolation) for which, isolation in questions]
-                return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in futures]
+                futures = [self._request_offsets(tps, which, isolation) for which, isolation in questions]
+                return [{(tp.topic, tp.partition): self._wait_for(of) for tp, of in each.items()} for each in futures]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_MOVES
                 if is_moving and time.monotonic() <= deadline:
@@ -246,10 +238,10 @@ class KafkaOffsets:
                     time.sleep(POLL_S)
                     continue
                 # librdkafka may also wait for the leader without an error. Report the earlier error, which says more.
-                why = moving if moving is not None and is_silence(error) else error
-                raise self._translated(why, "listing offsets of") from why
+                why = moving if moving is not None and is_timeout(error) else error
+                raise self._as_frazil_error(why, "listing offsets of") from why
 
-    def _list_offsets(
+    def _request_offsets(
         self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel
     ) -> dict[Any, Any]:
         request = {KafkaTopicPartition(*tp): which for tp in partitions}
@@ -260,7 +252,7 @@ class KafkaOffsets:
         )
         return answers
 
-    def _result(self, answer: Future[Any]) -> Any:
+    def _wait_for(self, answer: Future[Any]) -> Any:
         """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses access.
 
         librdkafka reconnects forever, even after a refusal. Refusals are therefore taken from its connection errors.
@@ -269,19 +261,19 @@ class KafkaOffsets:
         while not wait([answer], POLL_S).done:
             if time.monotonic() > deadline:
                 raise TimeoutError
-            for trouble in self._admin.troubles():
-                if refused := self._refusal(trouble, f"access to {self._in_words}"):
+            for error in self._admin.connection_errors():
+                if refused := self._refusal(error, f"access to {self._topics_text}"):
                     raise refused
         found = answer.result()
-        self._admin.answered()
+        self._admin.clear_errors()
         return found
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
         return refusal(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
-    def _translated(self, error: Exception, doing: str) -> FrazilError:
+    def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
-        topics = f"{doing} {self._in_words}"
+        topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
             return refused
         what = f"{topics} at {self._servers}"
@@ -289,14 +281,14 @@ class KafkaOffsets:
             if isinstance(self._topics, TopicPattern):
                 return TopicMissing(f"{what}: a topic that matched was deleted. The next poll leaves it out")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
-        is_late = is_silence(error)
+        is_late = is_timeout(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
-        troubles = self._admin.troubles()
-        last = f"; the last error was: {troubles[-1].str()}" if is_late and troubles else ""
+        errors = self._admin.connection_errors()
+        last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
 
-def is_silence(error: BaseException | None) -> bool:
+def is_timeout(error: BaseException | None) -> bool:
     """Return whether the cause of an error is that a request to Kafka timed out."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}

@@ -1,4 +1,4 @@
-"""Shared by all librdkafka clients: error messages for refused access, and safe destruction of admin clients."""
+"""Shared by librdkafka clients: checks of declared properties, errors for refused access, and a safe admin client."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import admin as confluent_admin
 
 from frazil.errors import AccessDenied, SpecError
+from frazil.spec.property_rules import is_secret
 
 DENIED = frozenset(
     {
@@ -31,16 +32,15 @@ _TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka.
+"""Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka. Others may be temporary."""
 
-Other token errors may be temporary.
-"""
+MAX_ERROR_AGE_S = 30.0
+"""Maximum age (s) of a connection error that is reported as a missing answer's cause. librdkafka repeats it later."""
 
-MAX_TROUBLE_AGE_S = 30.0
-"""Maximum age (s) of a connection error that is reported as the cause of a missing answer.
-
-librdkafka does not repeat the error within this time.
-"""
+_UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
+_INVALID_VALUE = "Invalid value"
+_UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
+"""Properties that are not checked, because they take effect as soon as they are set."""
 
 _unused_clients: deque[AdminClient] = deque()
 
@@ -51,7 +51,7 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
     `code` and `text` come from librdkafka. `what` is the refused request, such as "access to flights".
     """
     if _CERTIFICATE.search(text):
-        said = f"the TLS connection fails: {text}"
+        problem = f"the TLS connection fails: {text}"
         check = (
             "ssl.* in source.properties, and the broker's certificate: its authority, its host name, and whether it "
             "has expired"
@@ -59,13 +59,20 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
     elif text.startswith(_TOKEN):
         if not _TOKEN_REFUSED.search(text):
             return None
-        said, check = text, "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock"
+        problem, check = (
+            text,
+            "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock",
+        )
     elif code in DENIED:
-        said, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
+        problem, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
     else:
         return None
-    place = f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
-    return AccessDenied(f"{place}: {said}. Check {check}.")
+    return AccessDenied(f"{place(stream, servers)}: {problem}. Check {check}.")
+
+
+def place(stream: str | None, servers: str) -> str:
+    """Return the beginning of an error's message: the stream, if it is known, and the brokers."""
+    return f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
 
 
 class _ConnectionErrors:
@@ -80,12 +87,12 @@ class _ConnectionErrors:
         self.errors: deque[tuple[float, KafkaError]] = deque(maxlen=20)
         self._polled_s = time.monotonic()
 
-    def met(self, error: KafkaError) -> None:
+    def add(self, error: KafkaError) -> None:
         self.errors.append((self._polled_s, error))
 
-    def polled(self) -> list[KafkaError]:
+    def recent(self) -> list[KafkaError]:
         self._polled_s = now_s = time.monotonic()
-        return [error for at_s, error in self.errors.copy() if now_s - at_s < MAX_TROUBLE_AGE_S]
+        return [error for at_s, error in self.errors.copy() if now_s - at_s < MAX_ERROR_AGE_S]
 
 
 class AdminClient(confluent_admin.AdminClient):
@@ -98,19 +105,19 @@ class AdminClient(confluent_admin.AdminClient):
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_unused_clients()
-        self._troubles = _ConnectionErrors()
-        settings: dict[str, Any] = {**properties, "error_cb": self._troubles.met}
+        self._connection_errors = _ConnectionErrors()
+        settings: dict[str, Any] = {**properties, "error_cb": self._connection_errors.add}
         super().__init__(settings)
 
-    def troubles(self) -> list[KafkaError]:
+    def connection_errors(self) -> list[KafkaError]:
         """Return the recent connection errors since the last answer, newest last."""
         self.poll(0)
-        return self._troubles.polled()
+        return self._connection_errors.recent()
 
-    def answered(self) -> None:
-        """Clear the connection errors. Call this when an answer has arrived."""
-        self.troubles()
-        self._troubles.errors.clear()
+    def clear_errors(self) -> None:
+        """Discard the connection errors, because an answer has arrived."""
+        self.connection_errors()
+        self._connection_errors.errors.clear()
 
     def __del__(self) -> None:
         if _is_foreign_thread():
@@ -139,5 +146,26 @@ def client_errors() -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        said = error.args[0].str()
-        raise SpecError(f"librdkafka rejects source.properties: {said}") from error
+        raise SpecError(f"librdkafka rejects source.properties: {error.args[0].str()}") from error
+
+
+def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
+    """Map each property with an invalid name or value to librdkafka's error; empty if all properties are valid.
+
+    Needs no broker. References and secrets are not checked, because only the writer's host knows their values.
+    """
+    problems = {}
+    for key, value in properties.items():
+        problem = "" if key in _UNCHECKED_PROPERTIES else _property_error(key, value)
+        is_checked = "${" not in value and not is_secret(key)
+        if problem.startswith(_UNKNOWN_PROPERTY) or (problem.startswith(_INVALID_VALUE) and is_checked):
+            problems[key] = problem
+    return problems
+
+
+def _property_error(key: str, value: str) -> str:
+    try:
+        Consumer({"group.id": "frazil", "log_level": "0", key: value}).close()
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return ""

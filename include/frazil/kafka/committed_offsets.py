@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message
@@ -14,7 +15,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
 MAX_SILENCE_S = 60.0
-AT_ONCE = 10_000
+MESSAGES_PER_CALL = 10_000
 
 _SETTINGS = {
     # Required by librdkafka but not used: the consumer does not commit offsets or join a group.
@@ -28,8 +29,7 @@ _SETTINGS = {
 
 
 def read_offsets(
-    properties: Mapping[str, str],
-    ranges: Mapping[TopicPartition, tuple[int, int]],
+    properties: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, OffsetTally]:
     """Return a tally of the offsets of committed records in each range `[start, end)`.
 
@@ -40,19 +40,14 @@ def read_offsets(
     tallies = {tp: OffsetTally() for tp in ranges}
     if not open_ranges:
         return tallies
-    consumer = Consumer({**properties, **_SETTINGS})
-    try:
+    with closing(Consumer({**properties, **_SETTINGS})) as consumer:
         consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
         _drain(consumer, open_ranges, tallies)
-    finally:
-        consumer.close()
     return tallies
 
 
 def _drain(
-    consumer: Consumer,
-    open_ranges: dict[TopicPartition, tuple[int, int]],
-    tallies: dict[TopicPartition, OffsetTally],
+    consumer: Consumer, open_ranges: dict[TopicPartition, tuple[int, int]], tallies: dict[TopicPartition, OffsetTally]
 ) -> None:
     """Read until every open range is complete, and add the offsets of its records to the tally.
 
@@ -60,7 +55,7 @@ def _drain(
     """
     last_message_at = time.monotonic()
     while open_ranges:
-        messages = consumer.consume(AT_ONCE, timeout=0.5)
+        messages = consumer.consume(MESSAGES_PER_CALL, timeout=0.5)
         if messages:
             last_message_at = time.monotonic()
         elif time.monotonic() - last_message_at > MAX_SILENCE_S:

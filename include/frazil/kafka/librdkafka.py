@@ -72,10 +72,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "error_destroy": (None, [c_void_p]),
     "consume_batch_queue": (c_ssize_t, [c_void_p, c_int, c_void_p, c_size_t]),
     "consumer_close": (c_int, [c_void_p]),
-    "query_watermark_offsets": (
-        c_int,
-        [c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64), c_int],
-    ),
+    "query_watermark_offsets": (c_int, [c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64), c_int]),
     "message_destroy": (None, [c_void_p]),
     "message_errstr": (c_char_p, [c_void_p]),
     "message_headers": (c_int, [c_void_p, POINTER(c_void_p)]),
@@ -107,7 +104,7 @@ class Message(Structure):
     )
 
 
-class LibraryUnfit(Exception):
+class LibraryUnusable(Exception):
     """librdkafka's C API cannot be used in this process. The message gives the reason."""
 
 
@@ -124,20 +121,20 @@ class Librdkafka:
                 setattr(self, name, function)
                 self.addresses[name] = ctypes.cast(function, c_void_p).value or 0
         except (OSError, AttributeError) as error:
-            raise LibraryUnfit(f"its C API cannot be reached: {error}") from error
+            raise LibraryUnusable(f"its C API cannot be loaded: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
 
-    def configured(self, properties: Mapping[str, str]) -> int:
+    def new_configuration(self, properties: Mapping[str, str]) -> int:
         """Create a configuration. The caller must pass it to a client or destroy it. Raises KafkaException."""
         conf = int(self.conf_new())
-        said = ctypes.create_string_buffer(_TEXT_BYTES)
+        problem = ctypes.create_string_buffer(_TEXT_BYTES)
         # Plugins define properties, so they are loaded first.
         for key, value in sorted(properties.items(), key=lambda item: item[0] != "plugin.library.paths"):
-            if self.conf_set(conf, key.encode(), value.encode(), said, _TEXT_BYTES):
+            if self.conf_set(conf, key.encode(), value.encode(), problem, _TEXT_BYTES):
                 self.conf_destroy(conf)
-                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, said.value.decode(errors="replace")))
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, problem.value.decode(errors="replace")))
         return conf
 
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any) -> int:
@@ -147,31 +144,31 @@ class Librdkafka:
         `ThrottleCallback`) for throttle times. Both callbacks must outlive the consumer. Log lines are kept until
         `set_log_queue` sets a queue for them.
         """
-        conf = self.configured({**properties, "log.queue": "true"})
+        conf = self.new_configuration({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
         self.conf_set_throttle_cb(conf, on_throttle)
         self.conf_set_events(conf, EVENT_LOG)
-        client = self._client(_CONSUMER, conf)
+        client = self._new_client(_CONSUMER, conf)
         self.poll_set_consumer(client)
         return client
 
-    def _client(self, kind: int, conf: int) -> int:
-        said = ctypes.create_string_buffer(_TEXT_BYTES)
-        client = self.new(kind, conf, said, _TEXT_BYTES)
+    def _new_client(self, kind: int, conf: int) -> int:
+        problem = ctypes.create_string_buffer(_TEXT_BYTES)
+        client = self.new(kind, conf, problem, _TEXT_BYTES)
         if not client:
             self.conf_destroy(conf)
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, said.value.decode(errors="replace")))
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, problem.value.decode(errors="replace")))
         return int(client)
 
     def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
         """Create a C list of topics, partitions and offsets. The caller must destroy the list."""
-        found = [(topic.encode(), partition, offset) for topic, partition, offset in places]
-        made = int(self.topic_partition_list_new(len(found)))
-        for topic, partition, offset in found:
-            self.topic_partition_list_add(made, topic, partition)
+        positions = [(topic.encode(), partition, offset) for topic, partition, offset in places]
+        partitions = int(self.topic_partition_list_new(len(positions)))
+        for topic, partition, offset in positions:
+            self.topic_partition_list_add(partitions, topic, partition)
             if offset is not None:
-                self.topic_partition_list_set_offset(made, topic, partition, offset)
-        return made
+                self.topic_partition_list_set_offset(partitions, topic, partition, offset)
+        return partitions
 
     def check(self, code: int) -> None:
         """Raise KafkaException if the error code is not 0."""
@@ -181,9 +178,9 @@ class Librdkafka:
     def check_error(self, error: int | None) -> None:
         """Raise KafkaException if `error` is an error object, which is then freed; do nothing for None."""
         if error:
-            made = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
+            kafka_error = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
-            raise KafkaException(made)
+            raise KafkaException(kafka_error)
 
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
         """Return the first offset and the end offset of a partition. Raises KafkaException."""
@@ -195,19 +192,19 @@ class Librdkafka:
 
 @cache
 def librdkafka() -> Librdkafka:
-    """Return the process's librdkafka. The first call checks it. Raises LibraryUnfit."""
+    """Return the process's librdkafka. The first call checks it. Raises LibraryUnusable."""
     library = Librdkafka()
-    if (built := library.version()) != (known := confluent_kafka.libversion()[1]):
-        raise LibraryUnfit(f"its version is {built:#x}, and confluent-kafka has {known:#x}")
+    if (version := library.version()) != (expected := confluent_kafka.libversion()[1]):
+        raise LibraryUnusable(f"its version is {version:#x}, and confluent-kafka has {expected:#x}")
     _check_message_layout(library)
     return library
 
 
 def _check_message_layout(library: Librdkafka) -> None:
     """Check the layout of the message struct, using a message that is purged from a producer's queue."""
-    conf = library.configured({"log_level": "0"})
+    conf = library.new_configuration({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
-    producer = library._client(_PRODUCER, conf)
+    producer = library._new_client(_PRODUCER, conf)
     topic = library.topic_new(producer, b"frazil", None)
     queue = library.queue_get_main(producer)
     event = None
@@ -217,14 +214,14 @@ def _check_message_layout(library: Librdkafka) -> None:
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:
-            raise LibraryUnfit("the self-test got no message back")
+            raise LibraryUnusable("the self-test received no message")
         message = Message.from_address(address)
-        wanted = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
+        expected = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
         found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
-        if (*found, message._private) != wanted or not message.payload or not message.key:
-            raise LibraryUnfit("a message is not laid out as expected")
+        if (*found, message._private) != expected or not message.payload or not message.key:
+            raise LibraryUnusable("a message is not laid out as expected")
         if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
-            raise LibraryUnfit("a message has other bytes than were written to it")
+            raise LibraryUnusable("a message does not have the bytes that were written to it")
     finally:
         if event:
             library.event_destroy(event)

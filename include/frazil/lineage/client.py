@@ -63,19 +63,19 @@ class Client:
     def __init__(self, settings: Settings, job: str, *, streaming: bool = True) -> None:
         self.run_id = str(generate_new_uuid())
         self._settings, self._job = settings, job
-        self._processing = "STREAMING" if streaming else "BATCH"
+        processing = "STREAMING" if streaming else "BATCH"
+        self._job_type = job_type_job.JobTypeJobFacet(processingType=processing, integration="FRAZIL", jobType="JOB")
         self._client = OpenLineageClient()
 
     def send(self, state: State, at_ms: int, facts: RunFacts) -> None:
-        """Send one event."""
         self._client.emit(
             RunEvent(
-                eventTime=_timestamp(at_ms),
+                eventTime=datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(),
                 eventType=RunState[state],
                 run=self._run(facts),
-                job=self._job_with_type(),
+                job=Job(namespace=self._settings.namespace, name=self._job, facets={"jobType": self._job_type}),
                 producer=PRODUCER,
-                inputs=[_input(one) for one in facts.inputs],
+                inputs=[InputDataset(one.namespace, one.name, facets=_table_facets(one)) for one in facts.inputs],
                 outputs=[] if facts.output is None else [_output(facts.output, facts)],
             )
         )
@@ -104,18 +104,6 @@ class Client:
         if facts.actions:
             facets["frazil_maintenance"] = MaintenanceFacet([dict(action) for action in facts.actions])
         return Run(runId=self.run_id, facets=facets)
-
-    def _job_with_type(self) -> Job:
-        kind = job_type_job.JobTypeJobFacet(processingType=self._processing, integration="FRAZIL", jobType="JOB")
-        return Job(namespace=self._settings.namespace, name=self._job, facets={"jobType": kind})
-
-
-def _timestamp(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
-
-
-def _input(one: Dataset) -> InputDataset:
-    return InputDataset(one.namespace, one.name, facets=_table_facets(one))
 
 
 def _table_facets(table: Dataset) -> dict[str, DatasetFacet]:

@@ -103,9 +103,7 @@ class Settings:
         parent_id = environment.get(PARENT)
         parent = _PARENT.fullmatch(parent_id) if parent_id else None
         if parent_id and parent is None:
-            problems.append(
-                f"{PARENT} is {parent_id!r}, which is not <namespace>/<job>/<run id>; the run has no parent"
-            )
+            problems.append(f"{PARENT} is {parent_id!r}, not <namespace>/<job>/<run id>; the run has no parent")
         return cls(
             on=True,
             every_ms=round(every.total_seconds() * 1000),
@@ -122,10 +120,7 @@ def topic_datasets(bootstrap_servers: str, names: Iterable[str]) -> tuple[Datase
 
 
 def table_dataset(table: Table) -> Dataset:
-    """Return a table as a dataset.
-
-    The dataset's name is the table's location, as in OpenLineage's Iceberg integrations.
-    """
+    """Return a table as a dataset, named by its location as in OpenLineage's Iceberg integrations."""
     parts = urlsplit(table.location())
     in_store = parts.scheme not in {"", "file"}
     return Dataset(

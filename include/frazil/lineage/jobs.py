@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_QUEUED_EVENTS = 4_000
-"""Maximum number of events that wait to be sent. Further events are lost. A maintenance run of 500 tables has 1,000.
-"""
+"""Maximum number of queued events; further events are lost. A maintenance run of 500 tables has 1,000."""
 
 Connect = Callable[[Settings, str], Sender]
 
@@ -78,7 +77,7 @@ class Jobs:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until everything is sent, or for CLOSE_S seconds."""
+        """Wait until everything is sent, or for CLOSE_TIMEOUT_S."""
         ends_at = time.monotonic() + CLOSE_TIMEOUT_S
         try:
             self._events.put(None, timeout=CLOSE_TIMEOUT_S)

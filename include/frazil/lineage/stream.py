@@ -1,5 +1,4 @@
-"""Reports a writer as a run of a streaming job: START when it takes over the stream, RUNNING at intervals, COMPLETE or
-FAIL at its end.
+"""Reports a writer as a streaming run: START when it takes over, RUNNING at intervals, COMPLETE or FAIL at its end.
 
 A shared thread sends the events, and the writer never waits for it. If the backend is down, START and the newest totals
 are sent once it is up again.
@@ -40,13 +39,7 @@ class StreamLineage:
     """
 
     def __init__(
-        self,
-        stream: str,
-        *,
-        settings: Settings,
-        bootstrap: str,
-        topics: Iterable[str],
-        connect: Callable[[], Sender],
+        self, stream: str, *, settings: Settings, bootstrap: str, topics: Iterable[str], connect: Callable[[], Sender]
     ) -> None:
         """Prepare the run. `topics` are the declared ones; the marker adds those that match a pattern."""
         self._stream, self._settings, self._bootstrap, self._connect = stream, settings, bootstrap, connect
@@ -69,7 +62,6 @@ class StreamLineage:
         self._load = load
 
     def take(self, event: Event) -> None:
-        """Receive one event."""
         with self._lock:
             match event.what:
                 case EpochBegan(marker=marker):
@@ -89,7 +81,6 @@ class StreamLineage:
             self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether `write` should be called now."""
         if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:
@@ -104,9 +95,8 @@ class StreamLineage:
             self._write(now_ms)
         except Exception as error:  # transports raise what their clients raise
             if self._failed_ms is None:
-                log.warning(
-                    "stream %s: cannot send its events to the OpenLineage backend; will retry: %s", self._stream, error
-                )
+                text = "stream %s: cannot send its events to the OpenLineage backend; will retry: %s"
+                log.warning(text, self._stream, error)
             self._failed_ms = now_ms
         else:
             self._failed_ms = None

@@ -1,11 +1,8 @@
-"""Alert rules of a table. Each rule compares a measured value with a threshold, and says what to do about the alert.
-
-Pure. If the action that would fix the problem is switched off, the rule's sentence says so. The rule `since-compaction`
-is skipped if compaction is switched off. Unknown values are None.
-"""
+"""Alert rules of a table. Each rule compares a measured value with a threshold, and describes the remedy. Pure."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,17 +11,16 @@ from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
+RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
+"""Environment variable with the location of a team's runbook: a URL or a path."""
+RUNBOOK = "docs/runbook.md"
 CLEARS_AT = 0.8
-"""Share of the threshold to which a value must fall to end its alert, so that a value near the threshold does not
-flap.
-"""
+"""Share of the threshold to which a value must fall to end its alert, so that the alert does not flap."""
 
 FEWEST_FILES = 256
-"""Smallest divisor for the bytes of a manifest list per data file.
+"""Smallest divisor for the bytes of a manifest list per data file: each list begins with 4 KiB of Avro schema.
 
-A manifest list begins with 4 KiB of Avro schema. Without this minimum, a small table would have over a kilobyte per
-file, although its manifest list is read in one small request. With the default threshold, manifest lists below 256 KiB
-never fire.
+With the default threshold, manifest lists below 256 KiB never fire.
 """
 
 
@@ -43,9 +39,7 @@ class Reading:
     hold_ms: int | None = None
     """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether the value's source could not be read. If so, all values of rules named `<rule>:<subject>` are unknown
-    too.
-    """
+    """Whether the value's source could not be read. The values of rules `<rule>:<subject>` are then unknown too."""
 
     @property
     def is_beyond(self) -> bool:
@@ -72,64 +66,41 @@ def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[R
     rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
     expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
     listed = f"{rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
-    yield Reading(
-        "manifest-list",
-        health.manifest_list_bytes / max(health.data_files, FEWEST_FILES),
-        limits.manifest_list_bytes_per_file,
-        listed,
-        f"{table} has {listed}: every query reads all of it before it plans. {rewrite}",
-    )
-    yield Reading(
-        "manifests",
-        health.manifests,
-        limits.manifests,
-        f"{health.manifests:,} manifests",
-        f"{table} has {health.manifests:,} manifests, which queries open to plan. {rewrite}",
-    )
+    per_file = health.manifest_list_bytes / max(health.data_files, FEWEST_FILES)
+    sentence = f"{table} has {listed}: every query reads all of it before it plans. {rewrite}"
+    yield Reading("manifest-list", per_file, limits.manifest_list_bytes_per_file, listed, sentence)
+    sentence = f"{table} has {health.manifests:,} manifests, which queries open to plan. {rewrite}"
+    yield Reading("manifests", health.manifests, limits.manifests, f"{health.manifests:,} manifests", sentence)
     oldest = f"the oldest of {utc(health.oldest_snapshot_at_ms)}"
-    yield Reading(
-        "snapshots",
-        health.snapshots,
-        limits.snapshots,
-        f"{health.snapshots:,} snapshots",
-        f"{table} has {health.snapshots:,} snapshots, {oldest}: every commit takes longer for them. {expire}",
-    )
+    sentence = f"{table} has {health.snapshots:,} snapshots, {oldest}: every commit takes longer for them. {expire}"
+    yield Reading("snapshots", health.snapshots, limits.snapshots, f"{health.snapshots:,} snapshots", sentence)
     size = rounded_bytes(health.metadata_bytes)
-    yield Reading(
-        "metadata",
-        health.metadata_bytes,
-        limits.metadata_bytes,
-        f"{size} of metadata.json",
-        f"{table} has a metadata.json of {size}, which every commit reads and writes, mostly because of its "
-        f"{health.snapshots:,} snapshots. {expire}",
+    sentence = (
+        f"{table} has a metadata.json of {size}, which every commit reads and writes. Most of it describes the "
+        f"{health.snapshots:,} snapshots. {expire}"
     )
+    yield Reading("metadata", health.metadata_bytes, limits.metadata_bytes, f"{size} of metadata.json", sentence)
 
 
 def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
     limits, table = settings.alerts, health.table
     compact = _remedy(table, "compaction", settings.compaction.enabled, "rewrite_data_files")
     average = rounded_bytes(health.average_file_bytes)
-    yield Reading(
-        "small-files",
-        _small_files(health, limits.small_files),
-        limits.small_files,
-        f"{health.data_files:,} data files of {average} on average",
-        f"{table} has {health.data_files:,} data files of {average} on average, where "
-        f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
-        "partition has few bytes, declare a coarser partition-by",
+    sentence = (
+        f"{table} has {health.data_files:,} data files of {average} on average; the target is "
+        f"{rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition has few "
+        "bytes, declare a coarser partition-by"
     )
+    shown = f"{health.data_files:,} data files of {average} on average"
+    yield Reading("small-files", _small_files(health, limits.small_files), limits.small_files, shown, sentence)
     yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:
         added = rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
-        since = f"since the last compaction, of {utc(last)}" if last else "and no compaction is in its history"
-        yield Reading(
-            "since-compaction",
-            health.bytes_since_compaction,
-            limits.since_compaction,
-            f"{added} added since the last compaction",
-            f"{table} got {added} in {health.files_since_compaction:,} files {since}. {compact}",
-        )
+        since = f"since the last compaction, at {utc(last)}" if last else "and its history has no compaction"
+        sentence = f"{table} got {added} in {health.files_since_compaction:,} files {since}. {compact}"
+        shown = f"{added} added since the last compaction"
+        yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, shown, sentence)
 
 
 def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
@@ -138,22 +109,15 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
         beyond = max(beyond - health.data_files, 0)
         whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
-    yield Reading(
-        "delete-files",
-        beyond,
-        limits.delete_files,
-        shown,
-        f"{table} has {shown}, which every reader must apply; {whose}. {compact}",
+    sentence = f"{table} has {shown}, which every reader must apply; {whose}. {compact}"
+    yield Reading("delete-files", beyond, limits.delete_files, shown, sentence)
+    sentence = (
+        f"{health.deleted_rows:,} rows in data files of {table} ({health.deleted_percent:.1f} %) are deleted, but "
+        f"every reader still reads them. {compact}. A stream with `merge: merge-on-read` leaves them to compaction; "
+        "`merge: auto` does not"
     )
-    yield Reading(
-        "deleted-rows",
-        health.deleted_percent,
-        limits.deleted_rows,
-        f"{health.deleted_percent:.1f} % of the rows are deleted",
-        f"of the rows in data files of {table}, {health.deleted_percent:.1f} % are deleted, {health.deleted_rows:,} in "
-        f"all: every reader reads them in vain. {compact}. A stream with `merge: merge-on-read` leaves them to "
-        "compaction; `merge: auto` does not",
-    )
+    shown = f"{health.deleted_percent:.1f} % of the rows are deleted"
+    yield Reading("deleted-rows", health.deleted_percent, limits.deleted_rows, shown, sentence)
 
 
 def _small_files(health: TableHealth, threshold: int) -> float | None:
@@ -177,31 +141,26 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
         shown = f"last commit {last}, {waiting} records wait"
         status = f"`frazil status {stream.name}`"
-        yield Reading(
-            f"freshness:{stream.name}",
-            _staleness_s(stream, age_s, threshold_s),
-            threshold_s,
-            shown,
+        sentence = (
             f"stream {stream.name} of {health.table} {_why_stale(stream)}: {shown}. {status} shows whether its writer "
-            "runs, is paused, or is held back and by what",
+            "runs, is paused, or is held back and by what"
         )
+        stale_s = _staleness_s(stream, age_s, threshold_s)
+        yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence)
         if settings.alerts.lag is not None:
-            yield Reading(
-                f"lag:{stream.name}",
-                stream.lag,
-                settings.alerts.lag,
-                f"{waiting} records wait",
+            sentence = (
                 f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
                 f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
-                "does not, give it more `resources.cores` or topic-partitions",
+                "does not, give it more `resources.cores` or topic-partitions"
             )
+            yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, f"{waiting} records wait", sentence)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
     """Return the longest time in seconds that records can have waited in Kafka; None if it is unknown.
 
-    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed attempt to read
-    the lag counts as if records waited. The result is unknown if the lag was not requested.
+    A stream with a recent commit is fresh. After an old commit, a failed attempt to read the lag counts as if records
+    waited.
     """
     if stream.lag == 0:
         return 0
@@ -218,7 +177,11 @@ def _why_stale(stream: StreamHealth) -> str:
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
     if enabled:
         return (
-            f"`frazil maintain {table} --actions {action}` fixes it now. DAG frazil_maintenance should have: check "
-            "its last run"
+            f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "
+            "this: check its last run"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"
+
+
+def runbook_link(rule: str) -> str:
+    return f"{os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK}#{rule.partition(':')[0]}"

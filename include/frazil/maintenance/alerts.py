@@ -18,15 +18,14 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Self
 
-from frazil.maintenance.alert_rules import Reading, readings
+from frazil.maintenance.alert_rules import Reading, readings, runbook_link
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.rules import runbook_of
 from frazil.spec.maintenance import Alerts, Maintenance
 
-GAPS = 3
-"""How many usual gaps between measurements a pause may last before the hold time restarts."""
+MAX_GAPS = 3
+"""Number of usual gaps between measurements after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
-"""The gap between measurements that is assumed until two measurements show the real gap: five minutes."""
+"""Assumed gap between measurements until two measurements show the real gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,11 @@ class Alert:
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that the alert is over."""
     alone: bool = True
-    """Whether this alert is reported on its own in setups where each alert opens an incident; see `reported_alone`."""
+    """Whether this alert is reported on its own where each alert opens an incident; see `mark_reported_together`."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, and add the link to the runbook's section about the rule."""
-        return {**asdict(self), "runbook": runbook_of(self.rule)}
+        return {**asdict(self), "runbook": runbook_link(self.rule)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +56,11 @@ class AlertState:
     active: bool
     """Whether the alert has fired and has not resolved yet."""
     seen_ms: int | None = None
-    """Time at which the value was last seen beyond the threshold before the alert fired; None in a state that an
-    earlier version stored.
-    """
+    """Last time at which the value was beyond the threshold before the alert fired; None in an older stored state."""
     gap_ms: int = 0
     """Time between the last two measurements in which the value was beyond the threshold."""
     alone: bool = True
-    """`Alert.alone` of the alert, so that an alert reported alone also ends alone. Earlier versions did not store
-    this.
-    """
+    """`Alert.alone` of the alert, so that an alert reported alone also ends alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +70,27 @@ class AlertStates:
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON.
-
-        The states of alerts that are reported alone keep the previous version's format, so that the previous version
-        can read them after a rollback.
-        """
+        """Convert to JSON. Alerts reported alone keep the previous version's format, for a rollback."""
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """Parse stored states. None means no states yet. Values that are not valid states are dropped."""
+        """Parse stored states. Values that are not valid states are dropped."""
         return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
 
 
 def _is_state(kept: object) -> bool:
-    """Return whether a stored value is a list of two to five elements of the expected types.
-
-    `to_json` writes four or five elements; earlier versions wrote only the first two.
-    """
+    """Return whether a stored value has two to five elements of the expected types; `to_json` writes four or five."""
     if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
-    since_ms, active, *rest = kept
-    times = [since_ms, *(seen_ms for seen_ms in rest[:1] if seen_ms is not None), *rest[1:2]]
-    flags = [active, *rest[2:]]
-    return all(isinstance(one, bool) for one in flags) and all(
-        isinstance(ms, int) and not isinstance(ms, bool) for ms in times
-    )
+    kinds = ((int,), (bool,), (int, type(None)), (int,), (bool,))  # exact types, because True is an int
+    return all(type(one) in allowed for one, allowed in zip(kept, kinds, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """The new alert states after one measurement, and the alerts that fired, resolved or are active. `active` includes
-    `fired`.
-    """
+    """The alert states after one measurement, and the alerts that fired, resolved or are active (with `fired`)."""
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -146,10 +128,7 @@ def step_readings(
 
 
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
-    """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read.
-
-    Returns None otherwise, because the rule then no longer applies to the subject.
-    """
+    """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read; else None."""
     whole = found.get(rule.partition(":")[0])
     if whole is None or not whole.unread:
         return None
@@ -157,25 +136,23 @@ def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
     return replace(whole, rule=rule, sentence=sentence)
 
 
-def reported_alone(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
-    """Mark the alerts of one measurement that fire after the first `limit` alerts as reported together, not alone.
-
-    `steps` maps each subject to its step.
-    """
+def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
+    """Mark alerts that fire after the first `limit` alerts of a measurement as not alone. `steps` is by subject."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[limit:])
 
-    def marked(subject: str, made: AlertStep) -> AlertStep:
-        def one(alert: Alert) -> Alert:
-            return replace(alert, alone=False) if (subject, alert.rule) in together else alert
+    def mark(subject: str, made: AlertStep) -> AlertStep:
+        def mark_alert(alert: Alert) -> Alert:
+            return replace(alert, alone=alert.alone and (subject, alert.rule) not in together)
 
         states = {
-            rule: replace(state, alone=False) if (subject, rule) in together else state
+            rule: replace(state, alone=state.alone and (subject, rule) not in together)
             for rule, state in made.states.rules.items()
         }
-        return AlertStep(AlertStates(states), tuple(map(one, made.fired)), made.resolved, tuple(map(one, made.active)))
+        fired, active = (tuple(map(mark_alert, alerts)) for alerts in (made.fired, made.active))
+        return AlertStep(AlertStates(states), fired, made.resolved, active)
 
-    return {subject: marked(subject, made) for subject, made in steps.items()} if together else dict(steps)
+    return {subject: mark(subject, made) for subject, made in steps.items()}
 
 
 def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
@@ -191,7 +168,7 @@ def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: 
     if before is None:
         return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
     gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been set back
-    unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, DEFAULT_GAP_MS))
+    unseen = gap_ms > max(hold_ms, MAX_GAPS * max(before.gap_ms, DEFAULT_GAP_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 
@@ -199,3 +176,34 @@ def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: 
 def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
     now = reading.shown if reading is not None else "no longer watched"
     return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)
+
+
+RULE = "unmeasured"
+
+
+def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
+    """Keep all active alerts, because it is unknown whether they are over. Fire `unmeasured` after the hold time."""
+    if not settings.enabled:
+        return AlertStep(AlertStates(), (), (), ())
+    standing = [
+        Alert(rule, table, "unknown", s.since_ms, f"{table}: {rule} was active when it was last measured", s.alone)
+        for rule, s in before.rules.items()
+        if s.active and rule != RULE
+    ]
+    was = before.rules.get(RULE) or AlertState(now_ms, active=False)
+    active = now_ms - was.since_ms >= settings.hold // timedelta(milliseconds=1)
+    sentence = f"{table} cannot be measured, so no other alert fires: {problem}"
+    made = Alert(RULE, table, problem, was.since_ms, sentence, was.alone)
+    fired = (made,) if active and not was.active else ()
+    after = AlertStates({**before.rules, RULE: AlertState(was.since_ms, active, alone=was.alone)})
+    return AlertStep(after, fired, (), (*standing, *((made,) if active else ())))
+
+
+def gone(before: AlertStates, table: str, why: str) -> AlertStep:
+    """End all alerts of a table that no longer exists."""
+    over = [
+        Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
+        for rule, state in before.rules.items()
+        if state.active
+    ]
+    return AlertStep(AlertStates(), (), tuple(over), ())

@@ -1,8 +1,7 @@
 """Finds busy partitions: partitions into which upsert streams are merging batches.
 
-A compaction of a busy partition usually conflicts with the next batch, which must then merge again. Busy partitions are
-read from the table, so it does not matter on which host its writers run. Sources are the changes of each stream's
-newest batches, and the journals of batches that wait for their merge.
+A compaction of a busy partition usually conflicts with the next batch, which must then merge again. Sources are the
+changes of each stream's newest batches, and the journals of batches that wait for their merge.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 INTERVALS = 2
-"""How long a partition counts as busy after a batch changed it, in multiples of the stream's longest commit
-interval.
-"""
+"""How long a changed partition counts as busy, in multiples of the stream's longest commit interval."""
 MAX_BATCHES = 12
-"""Maximum number of a stream's newest merged batches that are examined, and of its waiting batches."""
+"""Maximum number of merged batches that are read, and of waiting batches."""
 
 
 def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
@@ -68,11 +65,9 @@ def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionK
 
 
 def _key_of(file: StagedFile, table: Table) -> PartitionKey:
-    """Return the partition to which the rows of a change file belong."""
     spec = table.metadata.specs().get(file.spec_id, PartitionSpec())
     kinds = [field.field_type for field in spec.partition_type(table.schema()).fields]
-    both = zip(kinds, file.partition, strict=False)
     return file.spec_id, tuple(
         from_bytes(kind, base64.b64decode(text)) if text is not None and isinstance(kind, PrimitiveType) else None
-        for kind, text in both
+        for kind, text in zip(kinds, file.partition, strict=False)
     )

@@ -1,8 +1,7 @@
 """Decides which partitions a compaction rewrites, which partitions it leaves, and why.
 
-Pure; needs a deep measurement. Complete partitions come first; among these, the partitions where a rewrite removes the
-most files per rewritten byte. A rewrite must at least halve the number of a partition's small files; otherwise later
-runs would rewrite the result again and again.
+Pure; needs a deep measurement. Complete partitions come first; among these, those where a rewrite removes the most
+files per byte. A rewrite must at least halve a partition's small files; otherwise later runs would repeat it forever.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
-"""A partition is rewritten if its ratio of shared delete files to data files is at least this.
+"""Ratio of shared delete files to data files from which a partition is rewritten.
 
-Every reader of the partition must apply shared delete files. A delete file of a single data file only affects readers
-of that file; for such files, the share of deleted rows decides whether the data file is rewritten.
+For a delete file of a single data file, the share of deleted rows decides whether the data file is rewritten.
 """
 
 
@@ -38,28 +36,18 @@ class Rewrite:
     applies_deletes: bool = False
     """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""
     below_bytes: int | None = None
-    """Size below which files are rewritten, if only some of the small files are; else None. `files` times this limit
-    fits the budget.
-    """
-    beside_files: int = 0
-    """Number of files of older partition specs that Iceberg rewrites too, because their rows may belong to the
-    partition.
-    """
-    beside_bytes: int = 0
+    """Size below which files are rewritten, if only some of the small files are; else None."""
+    old_spec_files: int = 0
+    """Number of files of older partition specs that Iceberg rewrites too: they may have rows of the partition."""
+    old_spec_bytes: int = 0
     deleted_percent: int | None = None
-    """Percentage of deleted rows from which a data file is rewritten, whatever its size; None if no file has so
-    many.
-    """
+    """Percentage of deleted rows from which a data file is rewritten; None if no file has as many."""
     small: bool = True
     """Whether the partition's small files are rewritten."""
     largest_bytes: int | None = None
-    """Size of the largest data file to rewrite, if only some of the files with many deleted rows are rewritten; else
-    None. `files` times this size fits the budget.
-    """
+    """Size of the largest data file to rewrite, if only some files with many deleted rows are rewritten; else None."""
     busy: bool = False
-    """Whether batches are being merged into the partition. The rewrite then comes last, and is retried if a batch
-    commits first.
-    """
+    """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 
     @property
     def in_part(self) -> bool:
@@ -68,33 +56,30 @@ class Rewrite:
 
 
 MAX_BUSY_PIECES = 8
-"""Maximum number of rewrites of busy partitions in one run."""
 
 
-class Why(StrEnum):
-    """Reason why a partition with small files is not rewritten."""
-
+class LeftReason(StrEnum):
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
-    BESIDE = "small files of older partition specs next to them"
+    OVERLAP = "small files of older partition specs next to them"
     BUDGET = "beyond the budget"
     BUSY = "being merged into"
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftPartition:
     """A partition whose small files this run does not rewrite."""
 
     partition: PartitionFiles
-    why: Why
+    why: LeftReason
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
     rewrites: tuple[Rewrite, ...]
-    left: tuple[Left, ...]
+    left: tuple[LeftPartition, ...]
     sentence: str
     dangling: tuple[str, ...] = ()
     """Paths of delete files to drop from the table, because their data files are gone."""
@@ -118,19 +103,15 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Decide which partitions of a deeply measured table one run rewrites.
 
-    `complete_before_us`: partitions whose time range ends at or before this time (in microseconds since 1970) get no
-    more rows; None if unknown. A partition without an event time never counts as complete.
-
-    `spec_id`: the table's default partition spec. Partitions of older specs are not rewritten, because Iceberg would
-    spread their rows over many partitions of the default spec. If the time range of an older partition overlaps that of
-    a chosen partition, Iceberg rewrites its small files anyway, so they count against the budget.
-
-    `busy`: partitions into which batches are merged. These come last, split into a few rewrites. Each rewrite may force
-    a batch to merge again, so the number of rewrites limits the number of extra merges.
+    `complete_before_us`: partitions whose time range ends by then (microseconds since 1970) get no more rows; None if
+    unknown. `spec_id`: the default partition spec. Iceberg would spread the rows of older specs over many partitions,
+    so these are not rewritten. If their time range overlaps a chosen partition, Iceberg rewrites their small files
+    anyway, and they count against the budget. `busy`: partitions into which batches are merged. These come last, split
+    into a few rewrites, because each rewrite may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
-    left: list[Left] = []
+    left: list[LeftPartition] = []
     for partition in health.partitions or ():
         complete = is_complete(partition, complete_before_us)
         evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
@@ -142,7 +123,7 @@ def plan_compaction(
     worth.sort(key=lambda w: (not w[0], -benefit(w[1]), w[1].partition.path))
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
-    pieces, waiting = _pieces([rewrite for _, rewrite in worth if rewrite.busy], target=target)
+    pieces, waiting = _split_busy([rewrite for _, rewrite in worth if rewrite.busy], target=target)
     left += waiting
     taken, beyond = _within_budget(settings.budget, [*free, *pieces], old, target=target)
     left += beyond
@@ -162,10 +143,10 @@ def benefit(rewrite: Rewrite) -> float:
 
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
-) -> Rewrite | Left | None:
-    """Return the rewrite that one partition needs (ignoring the budget), or why its small files are left.
+) -> Rewrite | LeftPartition | None:
+    """Return the rewrite that one partition needs, or why its small files are left; None if it needs none.
 
-    Returns None if the partition has no small files and few deleted rows.
+    Ignores the budget.
     """
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
@@ -174,8 +155,8 @@ def _evaluate(
     if not (partition.small_files or partition.deletes.due_files or deletes):
         return None
     if partition.spec_id != spec_id:
-        why = f"it is of partition spec {partition.spec_id}, which the table no longer has: rewrite it by hand"
-        return Left(partition, Why.OLD_SPEC, why)
+        why = f"its partition spec {partition.spec_id} is not the table's current one: rewrite it by hand"
+        return LeftPartition(partition, LeftReason.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
         applied = counted(partition.deletes.shared, "delete file", "is|are")
@@ -184,29 +165,30 @@ def _evaluate(
     small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
-    return _with_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
+    return _rewrite_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
 
 
-def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
-    """Decide whether the partition's small files are worth a rewrite."""
+def _evaluate_small(
+    partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
+) -> Rewrite | LeftPartition:
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed_files(partition.small_files, partition.small_bytes, target)
     if count < min_count:
-        return Left(
-            partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}"
+        return LeftPartition(
+            partition,
+            LeftReason.FEW,
+            f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}",
         )
     if not removed:
-        return Left(partition, Why.MARGINAL, f"a rewrite would not halve its {counted(count, 'small file')}")
+        return LeftPartition(
+            partition, LeftReason.MARGINAL, f"a rewrite would not halve its {counted(count, 'small file')}"
+        )
     why = f"it is {state}: {counted(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
 
 
-def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """Return a rewrite of the files with many deleted rows, which also removes their delete files.
-
-    `small` is the rewrite of the partition's small files, which is merged into the result; None if it is not
-    worthwhile.
-    """
+def _rewrite_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
+    """Return a rewrite of the files with many deleted rows, merged with `small`, the rewrite of the small files."""
     due = partition.deletes
     why = f"{percent} % or more of the rows of {counted(due.due_files, 'file')} are deleted"
     if small is None:
@@ -222,25 +204,21 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
     )
 
 
-def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
-    """Split the rewrites of busy partitions into up to `MAX_BUSY_PIECES` small ones, from several partitions if
-    possible.
+def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
+    """Split the rewrites of busy partitions into up to `MAX_BUSY_PIECES`, and return the partitions left for later.
 
-    Each has at most the bytes of one target file, so that it finishes between two batches. Also returns the partitions
-    that are left for a later run.
+    Each piece has at most the bytes of one target file, so that it finishes between two batches.
     """
     pieces: list[Rewrite] = []
-    left: list[Left] = []
+    left: list[LeftPartition] = []
     each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)
     for rewrite in busy:
-        part = (
-            rewrite
-            if rewrite.bytes <= target
-            else _small_files_part(rewrite, target, target=target) or _due_part(rewrite, 1)
-        )
+        part: Rewrite | None = rewrite
+        if rewrite.bytes > target:
+            part = _small_files_part(rewrite, target, target=target) or _due_part(rewrite, 1)
         if part is None or len(pieces) >= MAX_BUSY_PIECES:
             why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY_PIECES} such pieces"
-            left.append(Left(rewrite.partition, Why.BUSY, why))
+            left.append(LeftPartition(rewrite.partition, LeftReason.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"
         pieces += [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
@@ -259,76 +237,72 @@ def _files_after_rewrite(size: int, target: int) -> int:
 
 def _within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
-) -> tuple[tuple[Rewrite, ...], list[Left]]:
+) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
     """Return the best rewrites within the budget, and the partitions that are left.
 
-    Rewrites are taken in order while they fit. The first one that does not fit is taken in part, and nothing after it
-    is taken, so that no partition waits forever. A partition with shared delete files is taken whole or not at all. If
-    such a partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone in its own run. A
-    rewrite is skipped if it would not fit even alone: because of the files of `old` specs, or because no part of it
-    would be halved.
+    Rewrites are taken in order while they fit. The first one that does not fit is taken in part, and ends the run, so
+    that no partition waits forever. A partition with shared delete files is taken whole or not at all. If such a
+    partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone. A rewrite is skipped if
+    it would not fit even alone, because of the files of `old` specs, or because no part of it would be halved.
     """
     taken: list[Rewrite] = []
-    left: list[Left] = []
+    left: list[LeftPartition] = []
     rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
     for place, alone in enumerate(ordered):
-        beside = [p for p in old if _may_share_rows(p, alone.partition)]
-        rewrite = _with_older_specs(alone, beside)
-        cost = rewrite.bytes + rewrite.beside_bytes
-        fitting = rewrite if cost <= rest else None if beside else _small_files_part(rewrite, rest, target=target)
-        if beside and cost > budget:
-            beside_files = counted(rewrite.beside_files, "small file")
-            why = f"{beside_files} of older specs would be rewritten with it, {cost:,} bytes"
-            left.append(Left(alone.partition, Why.BESIDE, f"{why} in all: rewrite those by hand"))
+        overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
+        rewrite = _with_older_specs(alone, overlapping)
+        cost = rewrite.bytes + rewrite.old_spec_bytes
+        fitting = rewrite if cost <= rest else None if overlapping else _small_files_part(rewrite, rest, target=target)
+        if overlapping and cost > budget:
+            old_spec_files = counted(rewrite.old_spec_files, "small file")
+            why = f"{old_spec_files} of older specs would be rewritten with it, {cost:,} bytes"
+            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, f"{why} in all: rewrite those by hand"))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
-        if fitting is None and deletes and not taken and not beside:
+        if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
         if cost > budget and not deletes and not _small_files_part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
-            left.append(Left(alone.partition, Why.MARGINAL, why))
+            left.append(LeftPartition(alone.partition, LeftReason.MARGINAL, why))
             continue
         if fitting is not None:
             taken.append(fitting)
-            rest -= fitting.bytes + fitting.beside_bytes
+            rest -= fitting.bytes + fitting.old_spec_bytes
             old = [p for p in old if not _may_share_rows(p, alone.partition)]
         if fitting is not rewrite or rest <= 0:
             later = ordered[place + 1 if fitting else place :]
-            left += [Left(r.partition, Why.BUDGET, f"{r.reason}, and {spent}") for r in later]
+            left += [LeftPartition(r.partition, LeftReason.BUDGET, f"{r.reason}, and {spent}") for r in later]
             break
     return tuple(taken), left
 
 
 def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
-    """Return whether files of the two partitions may hold rows of the same time.
-
-    False only if both time ranges are known and do not overlap.
-    """
-    spans = (one.window_begin_us, one.window_end_us, other.window_begin_us, other.window_end_us)
-    begin, end, other_begin, other_end = spans
+    """Return False only if the time ranges of both partitions are known and do not overlap."""
+    begin, end = one.window_begin_us, one.window_end_us
+    other_begin, other_end = other.window_begin_us, other.window_end_us
     if begin is None or end is None or other_begin is None or other_end is None:
         return True
     return begin < other_end and other_begin < end
 
 
-def _with_older_specs(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
+def _with_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
     """Add the files of older specs that Iceberg may rewrite together with the partition."""
-    if not beside:
+    if not overlapping:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
     due = rewrite.deleted_percent is not None
-    files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in beside)
-    size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in beside)
+    files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in overlapping)
+    size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
     why = f"{rewrite.reason}, with up to {counted(files, 'small file')} of older specs"
-    return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
+    return dataclasses.replace(rewrite, reason=why, old_spec_files=files, old_spec_bytes=size)
 
 
 def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of some of the partition's files that certainly fits into `rest` bytes and halves them.
+    """Return a rewrite of some files that fits into `rest` bytes and halves them; None if fewer than two files fit.
 
-    Returns None if fewer than two small files fit. Iceberg rewrites all files below a size. At most `bytes / below`
-    files are as large as `below` (Markov's inequality). Rewriting an even number of files below half the target size
-    halves their number. If the rewrite includes files with many deleted rows, it is limited to those files.
+    Iceberg rewrites all files below a size. At most `bytes / below` files are as large as `below` (Markov's
+    inequality). Rewriting an even number of files below half the target size halves their number. If the rewrite
+    includes files with many deleted rows, it is limited to those files.
     """
     if rewrite.deleted_percent is not None:
         return _due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -345,14 +319,12 @@ def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | 
 
 
 def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of up to `files` data files with many deleted rows, without small files; None if `files` is
-    0.
-    """
+    """Return a rewrite of up to `files` data files with many deleted rows; None if `files` is 0."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:
         return None
-    alone = _with_due(rewrite.partition, None, rewrite.deleted_percent or 0)
+    alone = _rewrite_due(rewrite.partition, None, rewrite.deleted_percent or 0)
     return dataclasses.replace(
         alone,
         files=files,
@@ -364,13 +336,13 @@ def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     )
 
 
-def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:
+def _sentence(taken: Iterable[Rewrite], left: Iterable[LeftPartition]) -> str:
     done, reasons = list(taken), Counter(each.why for each in left)
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where, become = counted(len(done), "partition"), "becomes" if files == 1 else "become"
         head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} files fewer"
     else:
-        head = "nothing is worth a rewrite"
+        head = "no partition is worth a rewrite"
     rest = ", ".join(f"{count:,} for {why}" for why, count in reasons.most_common())
     return f"{head}; partitions left: {rest}" if rest else head

@@ -1,7 +1,7 @@
 """Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests.
 
 If an action may be worth it, a PySpark application starts; it measures deeply and decides again. Pure; does not load
-PyIceberg.
+PyIceberg. `plan_manifests` decides for both.
 """
 
 from __future__ import annotations
@@ -13,15 +13,43 @@ from enum import StrEnum
 
 from frazil.maintenance.compaction import DELETES_PER_FILE
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.manifests import plan_manifests
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
 from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago
 
+TARGET_BYTES = 8 * 2**20
+"""Iceberg's default of `commit.manifest.target-size-bytes`."""
+TARGET_PROPERTY = "commit.manifest.target-size-bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlan:
+    spec_ids: tuple[int, ...]
+    """Ids of the partition specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
+    sentence: str
+
+
+def plan_manifests(
+    manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
+) -> ManifestPlan:
+    """Plan a rewrite of manifests if they are too many and a rewrite at least halves their number.
+
+    `manifests` maps the id of each partition spec to the number and total bytes of its manifests.
+    """
+    total = sum(count for count, _ in manifests.values())
+    if total < settings.most:
+        return ManifestPlan((), f"{counted(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
+    ideal = {spec: max(-(-size // target_bytes), 1) for spec, (_, size) in manifests.items()}
+    worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
+    if not worth:
+        fewest = sum(ideal.values())
+        return ManifestPlan((), f"{counted(total, 'manifest')} would not be halved: their bytes take {fewest:,}")
+    left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
+    return ManifestPlan(worth, f"{counted(total, 'manifest', 'becomes|become')} about {left:,}")
+
+
 FULL_CHECK_EVERY = timedelta(days=1)
-"""Interval of the full check, which is part of the first run of each UTC day. It finds problems that a shallow
-measurement does not show.
-"""
+"""Interval of the full check, which finds problems that a shallow measurement does not show."""
 
 
 class Action(StrEnum):
@@ -33,7 +61,6 @@ class Action(StrEnum):
 
 
 def enabled(settings: Maintenance, action: Action) -> bool:
-    """Return whether the settings enable the action."""
     switched: Switched = getattr(settings, action)
     return switched.enabled
 
@@ -47,8 +74,8 @@ class Due:
 def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
     """Return whether each action is due, from a shallow measurement.
 
-    An action is due if the measurement shows a problem. With `full_check_at`, compaction and manifests are also due in
-    the first run of each UTC day at or after that time, if the table has enough files or manifests.
+    With `full_check_at`, compaction and manifests are also due in the first run of each UTC day at or after that time,
+    if the table has enough files or manifests.
     """
     again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {
@@ -61,14 +88,14 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
 
 
 def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
-    """Return whether this is the first run since the last daily check time. Uses only the clock; no state is stored."""
+    """Return whether this is the first run since the last daily check time, by the clock alone."""
     return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
 
 
 def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
     if health.delete_files_per_file >= DELETES_PER_FILE and (not health.merged or _many_deleted(health, settings)):
-        said = f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}"
-        return Due(True, f"{said}, with {health.deleted_percent:.1f} % of the rows deleted")
+        deletes = f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}"
+        return Due(True, f"{deletes}, with {health.deleted_percent:.1f} % of the rows deleted")
     if health.data_files < settings.min_files and not health.delete_files:
         return Due(False, f"{counted(health.data_files, 'file', 'is|are')} few enough")
     if again:
@@ -76,28 +103,25 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
     files, size = health.files_since_compaction, health.bytes_since_compaction
     came = "came since the last compaction, or since the history begins"
     if not files and health.last_compaction_at_ms is None:  # the history has no additions
-        files, size, came = health.data_files, health.data_bytes, "are there"
-    said = f"{counted(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
+        files, size, came = health.data_files, health.data_bytes, "exist"
+    growth = f"{counted(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
-        return Due(False, f"{said}: few enough, or large enough")
-    return Due(True, said)
+        return Due(False, f"{growth}: few enough, or large enough")
+    return Due(True, growth)
 
 
 def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
     """Return whether many rows are deleted. A table into which a stream merges always has some delete files.
 
-    A data file needs a rewrite at `deleted-rows` percent of deleted rows. While the whole table is below half of that
-    percentage, few files can need it, and the daily check finds them.
+    While the whole table is below half of `deleted-rows` percent, few files can need a rewrite, and the daily check
+    finds them.
     """
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
-    """Check the manifests of all partition specs as one group, with Iceberg's default target size.
-
-    This may hide specs that need a rewrite; the daily check finds them.
-    """
+    """Check the manifests of all partition specs as one group; the daily check finds single specs."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
         return Due(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
@@ -105,10 +129,7 @@ def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    """Check the age and number of snapshots in main's history.
-
-    Older snapshots, to which a marker or tag refers, are kept anyway.
-    """
+    """Check main's history only: older snapshots, to which a marker or tag refers, are kept anyway."""
     if health.snapshots > settings.at_most:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

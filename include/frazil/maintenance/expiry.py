@@ -1,10 +1,8 @@
 """Decides from metadata alone which snapshots of a table expire, which are kept beyond the retention, and why.
 
-Main's history is kept without gaps from its head back to one snapshot, the cut-off, because readers, incremental
-readers and frazil itself follow parent links. A snapshot older than the cut-off is kept only if something refers to it.
-
-A plan stays safe if the metadata changes before it runs. Writers only move their marker and their branch forward.
-Iceberg refuses to expire the head of a branch. A rollback to a kept snapshot does not need the expired ones.
+Main's history is kept without gaps from its head back to one snapshot, because readers and frazil follow parent links.
+An older snapshot is kept only if something refers to it. A plan stays safe if the metadata changes before it runs:
+writers only move their marker and their branch forward, and Iceberg refuses to expire the head of a branch.
 """
 
 from __future__ import annotations
@@ -38,23 +36,13 @@ from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
 READER_TAG = "frazil-reader-"
-"""Prefix of the tags with which incremental readers mark their position. The tagged snapshot and all newer ones are
-kept.
-"""
+"""Prefix of the tags of incremental readers. The tagged snapshot and all newer ones are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Maximum age of commits that are kept because no signal covers their windows yet.
-
-The limit exists so that a stalled watermark does not make the table grow forever.
-"""
+"""Maximum age of commits kept because no signal covers their windows yet, as after a stalled watermark."""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""Time for which snapshots are kept for the audit of a backfill.
-
-The limit exists so that an unpublished backfill does not make the table grow forever.
-"""
+"""Maximum age of a backfill's last commit for which snapshots are kept for its audit."""
 AUDIT_RETENTION = timedelta(hours=6)
-"""Minimum age at which snapshots that hourly audits need may expire. It overrides a shorter retention, because an audit
-may run late.
-"""
+"""Minimum age of snapshots that hourly audits need, even with a shorter retention."""
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 
@@ -72,7 +60,6 @@ class Pins:
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
     expire: tuple[int, ...]
-    """Ids of the snapshots to expire."""
     kept: Mapping[int, str]
     """Ids of snapshots kept beyond the retention, with the reason for each."""
     sentence: str
@@ -80,10 +67,7 @@ class ExpiryPlan:
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read which parts of the table's history its signals still need; empty for a table without signals.
-
-    Raises `MarkerUnreadable`, and any error of the catalog.
-    """
+    """Read which snapshots the table's signals still need. Raises MarkerUnreadable, and any error of the catalog."""
     seen = (seen_by(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
@@ -95,12 +79,11 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """Decide which snapshots expire, from the table's current metadata and from the `pins` that `read_pins`
-    returned.
-    """
+    """Decide which snapshots expire, from the table's current metadata and the result of `read_pins`."""
     try:
         markers = _valid_markers(metadata, table=table)
-        backfills = _backfill_heads(metadata)
+        branches = (branch_name(backfill.stream) for backfill in open_backfills(metadata.properties))
+        backfills = [head for branch in branches if (head := head_of(metadata, branch))]
     except (MarkerUnreadable, RolledBack) as error:
         return ExpiryPlan((), {}, f"no snapshot is expired until this is fixed: {error}", refused=True)
     if own := _forbidding_settings(metadata):
@@ -108,7 +91,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
     plain = max(min(_count_readable(main, horizon_ms), settings.at_most), settings.at_least)
-    unread = [] if pins.cursor is None else _unread(main, pins.cursor)
+    unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
     single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
@@ -126,17 +109,14 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
-    """Return the default of each property that limits the number of `metadata.json` versions and that the table does
-    not set.
-    """
+    """Return the defaults of properties that limit the number of `metadata.json` versions, if unset."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
-def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the total size in bytes of the `files` data and delete files that were removed with expired snapshots.
+def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
+    """Estimate the total bytes of the `files` data and delete files that were removed with expired snapshots.
 
-    Snapshot summaries do not list file sizes. A file that a snapshot removed is still part of its parent snapshot, so
-    the summaries of children of expired snapshots count the removed files. If a kept snapshot still has some of these
+    The summaries of the children of expired snapshots count removed files. If a kept snapshot still has some of these
     files, the others are assumed to have the average size.
     """
     gone = set(expired)
@@ -149,10 +129,7 @@ def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int
 
 
 def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
-    """Return the markers of every stream that ever committed, declared or not.
-
-    Raises `MarkerUnreadable` or `RolledBack`.
-    """
+    """Return the markers of all streams, declared or not. Raises MarkerUnreadable or RolledBack."""
     markers = list(read_markers(metadata.properties).values())
     for marker in markers:
         check_ancestry(metadata, marker, table=table)
@@ -160,19 +137,10 @@ def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
     return markers
 
 
-def _backfill_heads(metadata: TableMetadata) -> list[Snapshot]:
-    """Return the head snapshots of the branches of open backfills. Raises `MarkerUnreadable`."""
-    backfills = open_backfills(metadata.properties)
-    return [head for backfill in backfills if (head := head_of(metadata, branch_name(backfill.stream)))]
-
-
 def _forbidding_settings(metadata: TableMetadata) -> str | None:
-    """Return why no snapshot may expire, or None.
-
-    The reason is a table setting with which Iceberg would delete shared files or expire other snapshots.
-    """
+    """Return the table setting that forbids every expiry; None if the table has none."""
     if not may_delete_files(metadata.properties):
-        return "no snapshot expires: the table has `gc.enabled=false`: another table may share its files"
+        return "no snapshot expires: the table has `gc.enabled=false`, so another table may share its files"
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
         return (
@@ -187,16 +155,14 @@ def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 
-def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits with possible late rows or dead letters that no signal has counted
-    yet.
-    """
+def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
+    """Return the indexes in `main` of commits with late rows or dead letters that no signal may have counted."""
     return [
         at
         for at, snapshot in enumerate(main)
         if (snapshot.sequence_number or 0) > cursor.sequence_number
-        and (said := snapshot.summary)
-        and (may_be_late(snapshot, cursor) or int(said.get("frazil.rejected") or 0))
+        and snapshot.summary
+        and (may_be_late(snapshot, cursor) or int(snapshot.summary.get("frazil.rejected") or 0))
     ]
 
 
@@ -206,27 +172,26 @@ def _held_positions(
     """Return indexes in `main` up to which all snapshots must be kept, each with its reason."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
-    places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
+    index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
     tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG)}
     return {
         **dict.fromkeys(late, "no signal has counted its late rows or dead letters"),
-        **{places[found]: f"tag {name} stands there" for name, found in tags.items() if found in places},
+        **{index[tagged]: f"tag {name} refers to it" for name, tagged in tags.items() if tagged in index},
     }
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of main's oldest snapshot that the audit of an open backfill may need, with its reason; else
-    empty.
+    """Return the index of main's oldest snapshot that the audit of an open backfill may need, with its reason.
 
     Publishing a backfill walks main back to the snapshot that its audit read. The oldest possible one was main's head
-    when the run took over the backfill branch; the branch's last commit shows which one this was.
+    when the run took over the backfill branch; the branch's last commit shows it.
     """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
         return {}
     first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
-    return {first: "the audit of a backfill under way may have begun there"}
+    return {first: "the audit of an open backfill may have begun there"}
 
 
 def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
@@ -238,12 +203,10 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Return the snapshots outside main's kept history that are kept because something refers to them, with the
-    reasons.
-    """
+    """Return the snapshots outside main's kept history to which something refers, with the reasons."""
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
-    reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
-    kept = _only_in_summary(metadata, now_ms=now_ms)
+    reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
+    kept = _audited_snapshots(metadata, now_ms=now_ms)
     reasons |= dict.fromkeys(kept, "the audit of its hour needs it for what was backfilled or skipped")
     reasons |= dict.fromkeys(pins.signalled, "a signal names it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
@@ -255,20 +218,16 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     return {found: why for found, why in reasons.items() if found in present}
 
 
-def _only_in_summary(metadata: TableMetadata, *, now_ms: int) -> list[int]:
+def _audited_snapshots(metadata: TableMetadata, *, now_ms: int) -> list[int]:
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
     return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, ONLY_IN_SUMMARY))]
 
 
-def _of_other_branches(
+def _branch_snapshots(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that branches of other users need, with reasons.
-
-    These are all snapshots that only such a branch has, because Iceberg applies the branch's own retention to them, and
-    the snapshots of main that the branch's retention keeps.
-    """
+    """Yield the snapshots that only other users' branches have, and those of main that their retention keeps."""
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue
@@ -279,16 +238,16 @@ def _of_other_branches(
 
 
 def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
-    said = (
-        f"{counted(len(expire), 'snapshot', 'is|are')} expired" if expire else "no snapshot is old enough to be expired"
+    expired = (
+        f"{counted(len(expire), 'snapshot', 'is|are')} expired" if expire else "no snapshot is old enough to expire"
     )
-    said += f", {len(line):,} of main are kept"
+    sentence = f"{expired}, {len(line):,} of main are kept"
     if kept:
-        why = Counter(kept.values()).most_common(3)
-        said += f"; {len(kept):,} are kept beyond the retention: " + ", ".join(f"{reason} ({n:,})" for reason, n in why)
+        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(kept.values()).most_common(3))
+        sentence += f"; {len(kept):,} are kept beyond the retention: {reasons}"
     if lost:
-        said += (
-            f". {counted(lost, 'commit', 'is|are')} older than {MAX_UNREAD_AGE.days} days whose late rows and dead "
-            "letters no signal will ever count: find out what holds the watermark back"
+        sentence += (
+            f". No signal will ever count the late rows and dead letters of {counted(lost, 'commit')} older than "
+            f"{MAX_UNREAD_AGE.days} days: find out what holds the watermark back"
         )
-    return said
+    return sentence

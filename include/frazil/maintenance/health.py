@@ -22,20 +22,14 @@ def p10(sizes: Sequence[int]) -> int:
 class Deletes:
     """Delete files of one partition, and their effect on its data files.
 
-    Merges by frazil and Spark write one delete file per data file. Other engines may write delete files that several
-    data files share.
+    Merges by frazil and Spark write one delete file per data file. Other engines may share one among data files.
     """
 
     bytes: int = 0
-    """Total size of the delete files."""
     rows: int = 0
-    """Number of deleted rows that are still stored in live data files. For a shared delete file, all rows that it lists
-    count.
-    """
+    """Number of deleted rows in live data files. For a shared delete file, all rows that it lists count."""
     shared: int = 0
-    """Number of delete files that apply to several data files. Reading any data file of the partition also reads
-    these.
-    """
+    """Number of delete files that apply to several data files."""
     dangling: tuple[str, ...] = ()
     """Paths of delete files whose only data file is gone."""
     due_files: int = 0
@@ -53,25 +47,20 @@ class PartitionFiles:
 
     spec_id: int
     values: tuple[object, ...]
-    """The partition's values as stored in manifests: a day is the number of days since 1970, an hour the number of
-    hours.
-    """
+    """The partition's values as stored in manifests: a day or hour is the number of days or hours since 1970."""
     path: str
     """Path in Iceberg's form, such as `scheduled_departure_day=2013-12-30`; empty if the table is not partitioned."""
     files: int
     bytes: int
     small_files: int
-    """Number of files below three quarters of the target size, which is Iceberg's own limit for compaction."""
+    """Number of files below three quarters of the target size, Iceberg's limit for compaction."""
     small_bytes: int
     delete_files: int
     window_end_us: int | None
     """End of the partition's event-time range, in microseconds since 1970; None if the partition has no event time."""
     window_begin_us: int | None = None
-    """Start of the partition's event-time range, in microseconds since 1970; None if the partition has no event
-    time.
-    """
+    """Start of the same range; None if the partition has no event time."""
     p10_bytes: int = 0
-    """Tenth percentile of the sizes of the partition's files."""
     deletes: Deletes = Deletes()
 
     @property
@@ -87,13 +76,11 @@ class RecentFiles:
     files: int
     bytes: int
     p10_bytes: int
-    """Tenth percentile of the sizes of these files."""
     partitions: int
     """Number of partitions to which a commit wrote, summed over these commits."""
 
     @property
     def files_per_partition(self) -> float:
-        """Average number of files that a commit adds to a partition."""
         return self.files / max(self.partitions, 1)
 
 
@@ -103,9 +90,7 @@ class StreamHealth:
 
     name: str
     lag: int | None
-    """Number of records in Kafka that are not committed yet; known if the stream's writer runs on this host, or if
-    Kafka was queried.
-    """
+    """Number of records in Kafka that are not committed yet, from a writer on this host or from Kafka."""
     last_commit_at_ms: int | None
     """Time of the stream's newest batch; if the history has none, the time of the snapshot in the stream's marker."""
     watermark_ms: int | None
@@ -137,14 +122,9 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last commit in the history that rewrote data files.
-
-    If None, `files_since_compaction` and `bytes_since_compaction` count from the start of the history.
-    """
+    """Time of the last commit that rewrote data files. If None, the next two count from the start of the history."""
     files_since_compaction: int
-    """Number of data files by which the table has grown since the last compaction. Files that replace others, as in
-    merges, do not count.
-    """
+    """Number of data files by which the table has grown. Files that replace others, as in merges, do not count."""
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
@@ -152,9 +132,7 @@ class TableHealth:
     partitions: Sequence[PartitionFiles] | None = None
     """File counts by partition; None unless the measurement is deep."""
     main_snapshots: int = 0
-    """Number of snapshots in main's history, from its head back. Older snapshots that only a marker or tag keeps do not
-    count.
-    """
+    """Number of snapshots in main's history. Older snapshots that only a marker or tag keeps do not count."""
     main_oldest_at_ms: int | None = None
     """Time of the oldest snapshot that `main_snapshots` counts."""
     deleted_rows: int = 0

@@ -13,8 +13,7 @@ from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.due import Action
-from frazil.maintenance.lineage import report_maintenance
-from frazil.maintenance.outcome import Outcome
+from frazil.maintenance.outcomes import Outcome, report_maintenance
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session
@@ -23,8 +22,7 @@ from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger("frazil")
 
-NAMED = 3
-"""Number of tables that the Spark session's name lists."""
+MAX_LISTED = 3
 
 
 def run_maintenance(
@@ -32,7 +30,7 @@ def run_maintenance(
 ) -> int:
     """Maintain the tables one after another in one Spark session, and write the outcomes to `report` as a JSON list.
 
-    Returns the process's exit code: 0, or the code of the first failure, as in `frazil.errors`.
+    Returns the process's exit code: 0, or the code of the first failure.
     """
     log_to_stderr()
     try:
@@ -40,8 +38,8 @@ def run_maintenance(
         for problem in problems:
             log.warning("%s", problem)
         tables = [find_maintained(specs, identifier) for identifier in identifiers]
-        more = f" and {len(tables) - NAMED} more" if len(tables) > NAMED else ""
-        name = f"frazil maintenance of {', '.join(identifiers[:NAMED])}{more}"
+        more = f" and {len(tables) - MAX_LISTED} more" if len(tables) > MAX_LISTED else ""
+        name = f"frazil maintenance of {', '.join(identifiers[:MAX_LISTED])}{more}"
         spark = start_session(name, *{t.catalog for t in tables})
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
@@ -54,13 +52,8 @@ def run_maintenance(
                 made = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
                 report_maintenance(jobs, table, made, began_ms=now_ms)
                 outcomes += made
-                _write(report, outcomes)
+                if report:  # written after each table, so that the report of a killed run has the finished tables
+                    report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))
         finally:
             spark.stop()
     return next((o.exit_code for o in outcomes if o.exit_code), 0)
-
-
-def _write(report: Path | None, outcomes: Sequence[Outcome]) -> None:
-    """Write the report. Called after each table, so that the report of a killed run has the tables that it finished."""
-    if report:
-        report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))

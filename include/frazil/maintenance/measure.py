@@ -1,18 +1,19 @@
 """Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
-Reads the table's catalog entry, its `metadata.json`, and the newest snapshot's manifest list. Also reads the newest 12
-commit records of each stream, and the heartbeats of this host's writers. Opens no data files, and only the manifests
-that the newest 12 merges of an upsert stream added. A deep measurement also reads all manifests
-(`frazil.maintenance.deep`).
+Reads the table's `metadata.json`, the newest snapshot's manifest list, each stream's newest 12 commit records, and the
+heartbeats of this host's writers. Opens no data files, and only the manifests that the newest 12 merges of an upsert
+stream added. A deep measurement also reads all manifests (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 
+from confluent_kafka import KafkaException
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
@@ -23,23 +24,28 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.rules import check_ancestry
+from frazil.commit.opened import open_kafka
+from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.commit.target import target_file_bytes
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
+from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
+from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
-from frazil.maintenance.lag import heartbeat_lag, kafka_lag
 from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
+from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
+from frazil.supervise.liveness import fresh_heartbeat
 from frazil.table.branches import head_of, live_rows
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
+logger = logging.getLogger(__name__)
+
 MAX_RECORDS = 12
-"""Maximum number of a stream's commit records that are read. With one commit per minute, they cover twelve minutes."""
 
 
 def measure(
@@ -47,20 +53,20 @@ def measure(
 ) -> TableHealth | None:
     """Measure the table's current health; None if the table does not exist yet.
 
-    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka if an alert needs it. An
-    alert needs it if the last commit is too old for `freshness`, or if the alert `lag` is switched on.
-
-    Raises AccessDenied, CommitUnavailable, MadeElsewhere, and any error of the storage's client.
+    With `ask_kafka`, Kafka reports the lag of streams without a writer on this host, if an alert needs it: `freshness`
+    after an old commit, or `lag`. Raises AccessDenied, CommitUnavailable, MadeElsewhere, and any error of the storage.
     """
     with catalog_errors(catalog.name):
         try:
             table = load_maintained(catalog, maintained)
         except NoSuchTableError:
             return None
-        return _measured(table, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
+        return _measure_table(table, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
 
 
-def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: bool) -> TableHealth:
+def _measure_table(
+    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: bool
+) -> TableHealth:
     metadata = table.metadata
     head = head_of(metadata)
     manifests = head.manifests(table.io) if head else []
@@ -89,8 +95,8 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         last_compaction_at_ms=compacted_at_ms,
         files_since_compaction=files_since,
         bytes_since_compaction=bytes_since,
-        recent=_recent(table, maintained),
-        streams=tuple(_stream(metadata, spec, now_ms=now_ms, ask_kafka=ask_kafka) for spec in watched),
+        recent=_recent_files(table, maintained),
+        streams=tuple(_measure_stream(metadata, spec, now_ms=now_ms, ask_kafka=ask_kafka) for spec in watched),
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
@@ -100,13 +106,11 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
 
 
 def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
-    """Return a count from a snapshot's summary; `otherwise` if the summary does not have this count."""
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
 
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
-    """Return the number of live files in the manifests, according to the manifest list."""
     return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
 
 
@@ -124,12 +128,10 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms; None if never), and by how many files and bytes main has grown
-    since.
+    """Return when data files were last rewritten (ms; None if never), and main's growth since in files and bytes.
 
-    A rewrite is a `replace` snapshot that changed data files. Rewrites of manifests and of delete files are `replace`
-    snapshots too, but their summaries count no data files (Iceberg 1.12). Files that replace other files do not count
-    as growth; every merge of an upsert stream adds such files.
+    A rewrite is a `replace` snapshot that changed data files; rewrites of manifests and of delete files count no data
+    files (Iceberg 1.12). Files that replace other files, as in merges, do not count as growth.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
@@ -143,15 +145,14 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
     return None, max(files, 0), max(size, 0)
 
 
-def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return the files that the newest batches added to this table; None if there are no such files.
+def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
+    """Return the files that the newest batches added to this table; None if no file is known.
 
-    Batches without a commit record are skipped. Returns None for tables of a route. A batch's record lists the files of
-    all tables, and reading it for each of thousands of tables would take too long.
+    Returns None for tables of a route: reading the batches' records for thousands of tables would take too long.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
-    batches = [files for spec in maintained.streams for files in _batches(table, spec, maintained.kind)]
+    batches = [files for spec in maintained.streams for files in _files_by_batch(table, spec, maintained.kind)]
     sizes = [f.bytes for files in batches for f in files]
     if not sizes:
         return None
@@ -171,22 +172,21 @@ class _Added:
     """The id of the file's partition spec, and the partition's values."""
 
 
-def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
+def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
     """Return the data files that each of a stream's newest batches added to the table.
 
-    The commit record of a merged batch lists change files, which never become part of a table. So the data files of a
-    merged batch are read from the manifests that its snapshot added.
+    The record of a merged batch only lists change files, so its data files are read from its snapshot's manifests.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
-        return [_added_by(snapshot, table) for snapshot, _ in newest]
+        return [_files_added_by(snapshot, table) for snapshot, _ in newest]
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
     records = [record for _, path in newest if (record := journals.read(path)) is not None]
     return [[_Added(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]
 
 
-def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
+def _files_added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
     return [
         _Added(entry.data_file.file_size_in_bytes, (entry.data_file.spec_id, str(entry.data_file.partition)))
         for manifest in snapshot.manifests(table.io)
@@ -198,7 +198,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
     ]
 
 
-def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
+def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
     marker, problem = None, None
     try:
         marker = read_marker(metadata.properties, spec.name)
@@ -218,9 +218,32 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker.
-
-    After a take-over, this time is newer than the last batch.
-    """
+    """Return the time (ms) of the marker's snapshot, which never expires; after a take-over, it has no batch."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
+
+
+def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
+    """Return the lag that a live writer of the stream on this host reports; None without such a writer."""
+    try:
+        heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
+        return None
+    return heartbeat.lag if heartbeat else None
+
+
+def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
+    """Return the number of offsets between the marker and the end of Kafka's log, or why it is unknown.
+
+    It is unknown if Kafka does not answer in time, or if its cluster or topic is not the one in the marker.
+    """
+    try:
+        with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
+            found = kafka.describe()
+            check_same_source(marker.source, found.identity, stream=spec.name)
+            first, ends = kafka.earliest(found.partitions), kafka.ends(found.partitions)
+    except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
+        logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
+        return " ".join(str(error).split())
+    return count_unread(marker.offsets, first, ends)

@@ -1,50 +1,44 @@
-"""Deletes orphan files below a table's folders: lists the files, reads the metadata, stores the candidates, and
-deletes.
-
-`frazil.maintenance.orphans` explains why no needed file can be deleted.
-"""
+"""Deletes orphan files below a table's folders. `frazil.maintenance.orphans` explains why this is safe."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
-from typing import Self
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
-from frazil.maintenance.file_paths import Place
 from frazil.maintenance.load import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
     all_tables,
-    folders_of,
     foreign_metadata,
     metadata_apart,
     new_references,
     read_references,
+    table_folders,
     undecided_manifests,
 )
 from frazil.maintenance.orphans import (
     Evaluation,
     Folders,
     Listed,
+    Place,
     References,
     Undecided,
-    deletable,
     evaluate,
-    missing,
+    find_deletable,
+    find_shared_folder,
+    listing_problem,
     own_files,
-    shared_with,
 )
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import ORPHANS, STATE, PastOutcome, remember
+from frazil.maintenance.outcomes import ORPHANS, STATE, Ending, PastOutcome, remember
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
@@ -128,15 +122,17 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphan files of a table that an earlier run found too. A dry run deletes and stores nothing.
 
-    `neighbours` is the result of `all_folders` for the catalog, at most an hour old, for callers that clean many
-    tables. An outdated result is safe: an earlier run cannot have found a file that another table added since then.
-
-    A reason not to delete is returned in `refused`, not raised. Raises SpecError if the table does not exist, and
-    TableLost if the catalog has lost the table but its files exist. Raises MadeElsewhere, and any error of catalog and
-    storage before the first deletion.
+    `neighbours` is the result of `all_folders`, at most an hour old: an earlier run cannot have found a file that
+    another table added since then. A reason not to delete is returned in `refused`. Raises SpecError if the table does
+    not exist, TableLost if only its files do, MadeElsewhere, and any error before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
-    cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)
+    with catalog_errors(catalog.name):
+        try:
+            before = load_maintained(catalog, table)
+        except NoSuchTableError as error:
+            raise absent_table_error(table.identifier, table.streams) from error
+    cleanup = _Cleanup(catalog, table.settings.orphans, before, now_ms, neighbours)
     try:
         report = cleanup.run(report)
     except _Refused as refusal:
@@ -146,7 +142,7 @@ def clean_orphans(
         ending = Ending.REFUSED if report.refused else Ending.DONE
         numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
         made = PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)
-        remember(cleanup.before, [made], now_ms=now_ms)
+        remember(before, [made], now_ms=now_ms)
     return report
 
 
@@ -154,7 +150,7 @@ def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders
     """Return the folders of each table in the catalog. Loads every table."""
     place = place or Resolver()
     with catalog_errors(catalog.name):
-        return [folders_of(table, place) for table in all_tables(catalog)]
+        return [table_folders(table, place) for table in all_tables(catalog)]
 
 
 @dataclass(slots=True)
@@ -168,18 +164,9 @@ class _Cleanup:
     neighbours: Sequence[Folders] | None = None
     place: Resolver = field(default_factory=Resolver)
 
-    @classmethod
-    def begin(
-        cls, catalog: Catalog, table: MaintainedTable, *, now_ms: int, neighbours: Sequence[Folders] | None
-    ) -> Self:
-        with catalog_errors(catalog.name):
-            try:
-                return cls(catalog, table.settings.orphans, load_maintained(catalog, table), now_ms, neighbours)
-            except NoSuchTableError as error:
-                raise absent_table_error(table.identifier, table.streams) from error
-
     def run(self, report: OrphanReport) -> OrphanReport:
-        store, path = self._state()
+        folder = state_location(self.before, STATE)
+        store, path = self._store(folder), f"{folder}/orphans.json.gz"
         _check_own_files(self.before)
         if not report.dry_run:
             if not self.settings.enabled:
@@ -187,11 +174,11 @@ class _Cleanup:
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
         table, references, found = self._evaluate()
-        report = _found(report, found)
+        report = _with_counts(report, found)
         if found.refused:
             return replace(report, refused=found.refused)
         progress = Progress.of(table.metadata)
-        ready = deletable(found.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
+        ready = find_deletable(found.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
         if report.dry_run:
             return replace(report, waiting=report.candidates - len(ready))
         gone, stopped = self._delete(ready, references)
@@ -204,12 +191,12 @@ class _Cleanup:
         others, roots = self._others(), self._roots()
         listing = self._list(roots)
         table, references = self._references()
-        if lost := missing({file.place.path for file in listing}, references, roots):
+        if lost := listing_problem({file.place.path for file in listing}, references, roots):
             raise _Refused(lost)
         files = own_files(listing, roots=roots, others=others)
         if apart := metadata_apart(files, table, self.place):
             raise _Refused(f"another table lies inside: {apart} is not this table's")
-        undecided = _undecided(table)
+        undecided = _read_undecided(table)
         found = evaluate(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
         if foreign := foreign_metadata(found.candidates, table):
             raise _Refused(
@@ -218,18 +205,11 @@ class _Cleanup:
             )
         return table, references, found.without(undecided_manifests(found.candidates, table, undecided))
 
-    def _state(self) -> tuple[ObjectStore, str]:
-        folder = state_location(self.before, STATE)
-        return self._store(folder), f"{folder}/orphans.json.gz"
-
     def _store(self, location: str) -> ObjectStore:
         return open_store(location, self.before.io.properties)
 
     def _check_clock(self, store: ObjectStore, path: str) -> None:
-        """Refuse to delete if this host's clock differs too much from the storage's clock, which dates the files.
-
-        Writes one object to the storage to compare the clocks.
-        """
+        """Refuse to delete if this host's clock differs too much from the storage's clock. Writes one object."""
         store.put(path, store.get(path) or OrphanMemory(str(self.before.metadata.table_uuid)).to_bytes())
         folder = path.rsplit("/", 1)[0]
         at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
@@ -243,16 +223,13 @@ class _Cleanup:
         own = ".".join(self.before.name())
         others = all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
         others = [folders for folders in others if folders.identifier != own]
-        if shared := shared_with(folders_of(self.before, self.place), others):
+        if shared := find_shared_folder(table_folders(self.before, self.place), others):
             raise _Refused(f"{shared}: the owner of its files is unknown")
         return others
 
     def _roots(self) -> dict[Place, str]:
-        """Return the folders to list: the table's location, and any of its folders outside of that location.
-
-        The values are the folders' paths as the table spells them.
-        """
-        folders, properties = folders_of(self.before, self.place), self.before.properties
+        """Return the table's location, and its folders outside of that, with their paths as the table spells them."""
+        folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
             if not any(folder.lies_in(root) for root in roots):
@@ -281,62 +258,53 @@ class _Cleanup:
                 continue
             if references.live:
                 return table, references
-        raise _Refused("snapshots expired while the table was read: the next run will do")
+        raise _Refused("snapshots expired while the table was read: the next run tries again")
 
     def _reload(self) -> Table:
         with catalog_errors(self.catalog.name):
             table = self.catalog.load_table(self.before.name())
         if table.metadata.table_uuid != self.before.metadata.table_uuid:
-            raise _Refused("the table was recreated meanwhile")
+            raise _Refused("the table was recreated during the cleanup")
         _check_own_files(table)
         return table
 
     def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
-        """Delete the files. Returns the deleted files, and why the deletion stopped early (None if it did not).
-
-        Reloads the table before each batch.
-        """
+        """Delete the files in batches, each after a reload. Returns the deleted files, and why the deletion stopped."""
         done = _Deleted()
         for _, group in groupby(ready, key=lambda file: file.place.store):
-            for batch in _batches(list(group)):
+            files = list(group)
+            for batch in (files[start : start + BATCH] for start in range(0, len(files), BATCH)):
                 try:
                     table = self._reload()
-                    needed, undecided = new_references(table, references, self.place), _undecided(table)
+                    needed, undecided = new_references(table, references, self.place), _read_undecided(table)
                     waste = [f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path)]
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
-                    return done, _reason(error)
+                    return done, _error_text(error)
                 done.add(file for file in waste if file.info.path not in left)
                 if left:
                     others = f", and {len(left) - 1} more files" if len(left) > 1 else ""
-                    return done, f"{_reason(next(iter(left.values())))}{others}"
+                    return done, f"{_error_text(next(iter(left.values())))}{others}"
         return done, None
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__.strip('_')}: {error}"
 
 
-def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
-    return (files[start : start + BATCH] for start in range(0, len(files), BATCH))
-
-
 def _check_own_files(table: Table) -> None:
-    """Refuse a table that may share files with another table, which may need files that this table does not
-    reference.
-    """
     if not may_delete_files(table.properties):
-        raise _Refused("the table has `gc.enabled=false`: another table may share its files")
+        raise _Refused("the table has `gc.enabled=false`, so another table may share its files")
 
 
-def _undecided(table: Table) -> Undecided:
+def _read_undecided(table: Table) -> Undecided:
     try:
         return Undecided.of(table.properties)
     except MarkerUnreadable as error:
         raise _Refused(f"cannot determine which files may still be committed: {error}") from error
 
 
-def _found(report: OrphanReport, found: Evaluation) -> OrphanReport:
+def _with_counts(report: OrphanReport, found: Evaluation) -> OrphanReport:
     return replace(
         report,
         listed=found.listed,

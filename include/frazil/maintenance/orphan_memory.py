@@ -1,7 +1,6 @@
 """Stores the orphan files that earlier cleanups of a table found. A cleanup only deletes files that were found before.
 
-Stored in `<location>/_frazil/_maintenance/orphans.json.gz`. The folder cannot collide with a stream's folder, because
-no stream's name begins with an underscore.
+Stored in `<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ import gzip
 import json
 import logging
 import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from pyiceberg.table.metadata import TableMetadata
 
@@ -25,9 +23,7 @@ MAX_FILES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The table's current snapshot and next sequence number at one time. Shows whether the table has committed
-    since.
-    """
+    """The table's current snapshot and next sequence number at one time."""
 
     snapshot_id: int | None
     sequence_number: int
@@ -37,9 +33,7 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def has_moved_to(self, now: Progress) -> bool:
-        """Return whether the table has since changed so much that a commit prepared at the earlier time would be
-        refused.
-        """
+        """Return whether a commit that was prepared at the earlier time would now be refused."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
@@ -66,31 +60,22 @@ class OrphanMemory:
 
     @classmethod
     def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
-        """Parse the stored memory.
-
-        Returns an empty memory if the stored one is missing or damaged, has a newer format, or belongs to another
-        table.
-        """
+        """Parse the stored memory; empty if it is missing, damaged, of a newer format, or of another table."""
         if data is None:
             return cls(table_uuid)
         try:
             raw = json.loads(gzip.decompress(data))
             if (raw["format"], raw["table_uuid"]) == (FORMAT_VERSION, table_uuid):
-                return cls(table_uuid, tuple(_run(run) for run in raw["runs"]))
+                runs = (OrphanRun(r["at_ms"], Progress(**r["standing"]), tuple(r["paths"])) for r in raw["runs"])
+                return cls(table_uuid, tuple(runs))
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
             log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory after a run: files that this run found for the first time are added; files that it no
-        longer found are removed.
-        """
+        """Add the files that this run was the first to find, and remove files that it no longer found."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))
         room = max(MAX_FILES - sum(len(run.paths) for run in kept), 0)
         return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
-
-
-def _run(raw: Mapping[str, Any]) -> OrphanRun:
-    return OrphanRun(raw["at_ms"], Progress(**raw["standing"]), tuple(raw["paths"]))

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
@@ -17,8 +18,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.file_paths import Place, place_of
-from frazil.maintenance.orphans import Folders, Listed, References, Undecided
+from frazil.maintenance.orphans import Folders, Listed, Place, References, Undecided, normalise_path
 from frazil.table.remains import METADATA
 from frazil.table.tables import data_location
 
@@ -35,22 +35,20 @@ class Resolver:
 
     def __call__(self, path: str) -> Place:
         if not (path.startswith(("file:", "/")) or ":" not in path):
-            return place_of(path)
+            return normalise_path(path)
         folder, _, name = ("/" + path.removeprefix("file:").lstrip("/")).rstrip("/").rpartition("/")
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(folder or "/")
-        return place_of(f"{self.folders[folder]}/{name}")
+        return normalise_path(f"{self.folders[folder]}/{name}")
 
 
-def folders_of(table: Table, place: Callable[[str], Place]) -> Folders:
-    """Return the folders in which a table's files lie."""
+def table_folders(table: Table, place: Callable[[str], Place]) -> Folders:
     location = table.location().rstrip("/")
     metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
     return Folders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
 
 
 def all_tables(catalog: Catalog) -> Iterator[Table]:
-    """Yield all tables of the catalog."""
     for namespace in _namespaces(catalog, ()):
         for identifier in catalog.list_tables(namespace):
             try:
@@ -69,8 +67,8 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
     """Return all files that the table's metadata references.
 
-    In the result, `live` has the files of the snapshot that was the newest in `before`; it is empty if that snapshot
-    has expired. Raises FileNotFoundError if an expiry deletes a file while it is read.
+    `live` has the files of the newest snapshot of `before`; it is empty if that snapshot has expired. Raises
+    FileNotFoundError if an expiry deletes a file while it is read.
     """
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -83,19 +81,19 @@ def read_references(table: Table, place: Callable[[str], Place], *, before: Tabl
         for manifest in found
     }
     live = {place(path) for path in of_newest}
-    paths = {place(path).path for path in (*_of_metadata(table), *manifests, *(s.manifest_list for s in snapshots))}
-    for path, files in zip(manifests, pool.map(lambda m: _files(m, table.io), manifests.values()), strict=True):
-        places = [place(file) for file in files]
-        paths.update(found.path for found in places)
+    paths = {place(path).path for path in (*_metadata_files(table), *manifests, *(s.manifest_list for s in snapshots))}
+    for path, files in zip(manifests, pool.map(lambda m: _list_files(m, table.io), manifests.values()), strict=True):
+        resolved = [place(file) for file in files]
+        paths.update(found.path for found in resolved)
         if path in of_newest:
-            live.update(places)
+            live.update(resolved)
     kept = [place(path) for path in (before.metadata_location, *([newest.manifest_list] if newest else ()))]
     if not newest or kept[-1].path in paths:
         live.update(found for found in kept if found.path in paths)
     return References(paths, live, frozenset(manifests))
 
 
-def _of_metadata(table: Table) -> Iterator[str]:
+def _metadata_files(table: Table) -> Iterator[str]:
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
@@ -103,16 +101,13 @@ def _of_metadata(table: Table) -> Iterator[str]:
     yield f"{table.metadata_location.rsplit('/', 1)[0]}/{VERSION_HINT}"
 
 
-def _files(manifest: ManifestFile, io: FileIO) -> list[str]:
+def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
     return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
 
 
 def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Return the normalised paths that the table's current metadata references and that are not in `known`.
-
-    Reads only manifests that are not in `known`.
-    """
-    found = {place(path).path for path in _of_metadata(table)}
+    """Return the normalised paths that the table references now. Reads only manifests that are not in `known`."""
+    found = {place(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
             continue
@@ -120,7 +115,7 @@ def new_references(table: Table, known: References, place: Callable[[str], Place
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path not in known.manifests:
                 found.add(place(manifest.manifest_path).path)
-                found.update(place(path).path for path in _files(manifest, table.io))
+                found.update(place(path).path for path in _list_files(manifest, table.io))
     return found
 
 
@@ -130,7 +125,7 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
 
     def names_undecided(path: str) -> bool:
         try:
-            return any(undecided.holds(file) for file in _files(_bare_manifest(path), table.io))
+            return any(undecided.holds(file) for file in _list_files(_bare_manifest(path), table.io))
         except FileNotFoundError:
             return False
         except Exception:
@@ -143,34 +138,25 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
 
 def _bare_manifest(path: str) -> ManifestFile:
     """Return a manifest object with only the fields that are needed to read its entries."""
-    return ManifestFile.from_args(
-        manifest_path=path,
-        manifest_length=0,
-        partition_spec_id=0,
-        content=ManifestContent.DATA,
-        sequence_number=0,
-        min_sequence_number=0,
-        added_snapshot_id=0,
-    )
+    names = ("manifest_length", "partition_spec_id", "sequence_number", "min_sequence_number", "added_snapshot_id")
+    zeros: dict[str, Any] = dict.fromkeys(names, 0)
+    return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **zeros)
 
 
 def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
     """Return the path of a `metadata.json` in a folder that never held this table's metadata; None if none exists.
 
-    Such a file belongs to another table, of this or another catalog, inside this table's folders.
+    Such a file belongs to another table, of this or another catalog.
     """
-    own = {place(path).path.rsplit("/", 1)[0] for path in _of_metadata(table)} | {
-        folders_of(table, place).metadata.path
+    own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)} | {
+        table_folders(table, place).metadata.path
     }
     found = (f for f in files if METADATA in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
     return next((file.info.path for file in found), None)
 
 
 def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
-    """Return the path of another table's `metadata.json` among the candidates; None if none exists.
-
-    It is recognised by its table UUID.
-    """
+    """Return the path of a candidate that is a `metadata.json` with another table's UUID; None if none exists."""
     paths = [file.info.path for file in candidates if METADATA in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))

@@ -26,24 +26,68 @@ clocks show.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
-from typing import Self
+from typing import NamedTuple, Self
+from urllib.parse import unquote
 
 from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
-from frazil.maintenance.file_paths import Place, below
 from frazil.maintenance.orphan_memory import OrphanRun, Progress
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
 from frazil.table.object_store import FileInfo
 
-AGAIN_AFTER_MS = 3_600_000
-NAMED = 3
-"""Number of files that a message lists."""
+_FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+
+
+class Place(NamedTuple):
+    """Location of a file or folder. Files are compared by `path` alone, because one bucket may have many names."""
+
+    store: str
+    """The kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
+    path: str
+    """Path from the root, URL-decoded, without repeated or trailing slashes."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+    def lies_in(self, folder: Place) -> bool:
+        """Return whether this path is the folder itself or lies below it."""
+        return self.store == folder.store and below(self.path, folder.path)
+
+
+def below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def normalise_path(path: str) -> Place:
+    """Normalise a path. `s3a://b//t/x` equals `s3://b/t/x/`; `file:/t/x` and `file:///t/x` equal `/t/x`."""
+    match = _SCHEME.match(path)
+    scheme = match[1].lower() if match else ""
+    family, rest = _FAMILY.get(scheme, scheme), path[match.end() :] if match else path
+    authority = ""
+    if family != "file" and rest.startswith("//"):
+        authority, _, rest = rest[2:].partition("/")
+    return Place(f"{family}:{authority.lower()}", _plain(rest))
+
+
+def _plain(path: str) -> str:
+    while "%" in path and (decoded := unquote(path)) != path:
+        path = decoded
+    path = "/" + path.strip("/")
+    return posixpath.normpath(path) if "//" in path or "/." in path else path
+
+
+MIN_RUN_DISTANCE_MS = 3_600_000
+MAX_LISTED = 3
+"""Maximum number of files that a message lists."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
 
@@ -59,10 +103,7 @@ class Undecided:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Read from the table's properties which batches may still be committed.
-
-        Raises `MarkerUnreadable` if they cannot be determined.
-        """
+        """Read from the table's properties which batches may still be committed. Raises MarkerUnreadable."""
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
             {backfill.stream: backfill.id for backfill in open_backfills(properties)},
@@ -95,7 +136,7 @@ class Folders:
         return self.location, self.data, self.metadata
 
 
-def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
+def find_shared_folder(own: Folders, others: Iterable[Folders]) -> str | None:
     """Return why a table's folders may also hold files of other tables; None if they do not."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.lies_in(folder)):
@@ -128,9 +169,7 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The classification of one listing. Each listed file counts as exactly one of referenced, registered, young or
-    candidate.
-    """
+    """The classification of one listing. Each file is either referenced, registered, young or a candidate."""
 
     listed: int
     referenced: int
@@ -152,9 +191,7 @@ class Evaluation:
 
 
 def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
-    """Return the listed files, except hidden files (such as those below `_frazil`) and files in other tables'
-    folders.
-    """
+    """Return the listed files, except hidden files (as below `_frazil`) and files in other tables' folders."""
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -190,12 +227,14 @@ def evaluate(
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
     found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
-    refused = _similar_paths(candidates, references) or _too_many(found, total_bytes, limit=settings.max_share)
+    refused = _find_similar_paths(candidates, references) or _share_problem(
+        found, total_bytes, limit=settings.max_share
+    )
     return replace(found, refused=refused)
 
 
-def missing(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be a complete listing of this table; None if it looks complete.
+def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
+    """Return why the listing cannot be complete; None if it looks complete.
 
     A complete listing has every live file that lies below the table's folders, and at least half of all live files.
     """
@@ -214,9 +253,8 @@ def missing(present: Set[str], references: References, roots: Collection[Place])
     return None
 
 
-def _similar_paths(candidates: Iterable[Listed], references: References) -> str | None:
-    """Return why a candidate must not be deleted if it has the same name as a referenced file; None if no candidate
-    has.
+def _find_similar_paths(candidates: Iterable[Listed], references: References) -> str | None:
+    """Return why candidates with the name of a referenced file must not be deleted; None if none has one.
 
     File names are unique, so such a candidate is the referenced file under another path, or a copy of it.
     """
@@ -230,28 +268,28 @@ def _similar_paths(candidates: Iterable[Listed], references: References) -> str 
     )
 
 
-def _too_many(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
+def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
     return (
         f"{count} of {found.listed} files ({size} of {total_bytes} bytes) are orphans, over max-share {limit} %: check "
-        "some of them, and declare a larger maintenance.orphans.max-share if that is right"
+        "some of them. If they are orphans, declare a larger maintenance.orphans.max-share"
     )
 
 
-def deletable(
+def find_deletable(
     candidates: Iterable[Listed], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[Listed]:
     """Return the candidates that an earlier run found, at least an hour ago and before another commit to the table."""
     known = {
         path
         for run in runs
-        if now_ms - run.at_ms >= AGAIN_AFTER_MS and run.standing.has_moved_to(progress)
+        if now_ms - run.at_ms >= MIN_RUN_DISTANCE_MS and run.standing.has_moved_to(progress)
         for path in run.paths
     }
     return [file for file in candidates if file.info.path in known]
 
 
 def _examples(paths: Iterable[str]) -> str:
-    return ", ".join(islice(paths, NAMED))
+    return ", ".join(islice(paths, MAX_LISTED))

@@ -1,8 +1,7 @@
 """Builds filters of Iceberg's Java API that select exactly the files of given partitions.
 
-The predicates use the terms of the partition spec, such as `day(ts) = 16070`, because Iceberg maps these to the spec
-unchanged. SQL cannot express `bucket` and `truncate`, and a range of column values would also select neighbouring
-partitions.
+The predicates use the terms of the partition spec, such as `day(ts) = 16070`. SQL cannot express `bucket` and
+`truncate`, and a range of column values would also select neighbouring partitions.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _TEXTS = (DecimalType, UUIDType)
 
 
 def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema) -> Any:
-    """Build a Java `Expression` that selects partitions of one spec.
-
-    `partitions` lists their values as stored in manifests.
-    """
+    """Build a Java `Expression` that selects partitions of one spec by their values, as stored in manifests."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (
         reduce(
@@ -60,10 +56,7 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
-    """Match a truncated value by prefix.
-
-    Iceberg 1.12 compares `truncate(s, 2) = 'ab'` with the full bounds of a file, and so would find no files.
-    """
+    """Match a truncated value by prefix: Iceberg 1.12 compares a truncated term with the full bounds of a file."""
     if len(value) < width:  # a shorter value was not truncated
         return expressions.equal(column, value)
     if isinstance(value, str):
@@ -75,10 +68,7 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
 
 
 def literal(value: Any, kind: IcebergType) -> object:
-    """Convert a value to a form that Iceberg's literals accept.
-
-    Times become text, because py4j would turn a time near 1970 into an `Integer`.
-    """
+    """Convert a value for Iceberg's literals. Times become text: py4j would send a time near 1970 as an `Integer`."""
     if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
         moment = EPOCH + timedelta(microseconds=value)
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()

@@ -14,10 +14,9 @@ from pyiceberg.table import Table
 
 from frazil.maintenance.busy_partitions import busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
-from frazil.maintenance.due import Action
+from frazil.maintenance.due import TARGET_BYTES, TARGET_PROPERTY, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.load import load_maintained
-from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
@@ -28,20 +27,14 @@ from frazil.table.catalogs import catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""How long after its end a partition counts as complete, in microseconds, if its times come from this host's clock."""
+"""Microseconds after its end at which a partition counts as complete, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""How long after its end a partition counts as complete, in microseconds, if no watermark is known.
-
-A stream that was removed or has not started must not keep the partition open forever.
-"""
+"""Microseconds after its end at which a partition counts as complete, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans the actions on one table.
-
-    Each method loads the table, and raises NoSuchTableError and any error of the catalog.
-    """
+    """Plans the actions on one table. Each method loads it. Raises NoSuchTableError, and any error of the catalog."""
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -91,10 +84,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return the time (microseconds since 1970) before which partitions are complete and only get late rows.
-
-    A wrong time only makes compaction more expensive.
-    """
+    """Return the time (microseconds since 1970) before which partitions are complete and only get late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:

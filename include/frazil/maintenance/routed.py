@@ -10,33 +10,31 @@ from pyiceberg.catalog import Catalog
 from frazil.maintenance.due import Action, due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
-from frazil.maintenance.tables import MaintainedTable, TableKind, made_table, maintained_tables
+from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables, template_table
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_named_like
 
 
-def tables_of_route(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
+def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
     """Return the tables that are maintained as part of this stream's route, sorted by name.
 
-    No other stream maintains these tables. Tables are included if their name matches the route's template: their
-    properties are not read here, and `load_maintained` later refuses tables that the route did not create. Raises any
-    error of the catalog.
+    Includes all tables whose name matches the route's template; `load_maintained` later refuses tables that the route
+    did not create. Raises any error of the catalog.
     """
     declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
     return sorted([*declared, *made_tables(catalog, spec, specs)], key=lambda table: table.name)
 
 
 def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the tables that the template of the stream's route may have created.
-
-    Tables in declarations are left out.
-    """
+    """Return the undeclared tables that the template of the stream's route may have created."""
     if spec.route is None:
         return []
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with catalog_errors(catalog.name):
-        return [made_table(spec, name, specs) for name in tables_named_like(catalog, spec.route) if name not in known]
+        return [
+            template_table(spec, name, specs) for name in tables_named_like(catalog, spec.route) if name not in known
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +48,12 @@ class DueTable:
 
     @property
     def need(self) -> tuple[int, int]:
-        """Return the sort key; the table that needs maintenance most has the largest key.
-
-        First the number of new files, which slow readers; then the number of snapshots, which slow commits.
-        """
+        """The sort key: the number of new files, which slow readers; then of snapshots, which slow commits."""
         return self.health.files_since_compaction, self.health.snapshots
 
 
-def due_of_route(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
-    """Measure a table of a route and return its due actions; None if the table does not exist.
-
-    Raises the errors of `measure`.
-    """
+def measure_due(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
+    """Return the due actions of a route's table; None if it does not exist. Raises the errors of `measure`."""
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None

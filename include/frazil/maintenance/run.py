@@ -22,10 +22,9 @@ from frazil.commit.history import ancestors
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
-from frazil.maintenance.expiry import bytes_about, unset_properties
+from frazil.maintenance.expiry import estimate_bytes, unset_properties
 from frazil.maintenance.load import load_maintained
-from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import remember_outcomes
+from frazil.maintenance.outcomes import Ending, Outcome, remember_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
@@ -49,8 +48,8 @@ def maintain(
 ) -> tuple[Outcome, ...]:
     """Run the given actions that have useful work, in the order of `Action`.
 
-    `spark` is called only if an action has work to do. It returns a session in which the catalog is registered under
-    its own name. Failures are returned as outcomes. Raises only EnvironmentUnusable, from `spark`.
+    `spark` returns a session in which the catalog has its own name; it is called only if an action has work to do.
+    Failures are returned as outcomes. Raises only EnvironmentUnusable, from `spark`.
     """
     run = _Run(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
@@ -124,17 +123,14 @@ class _Run:
             "seconds": round(seconds, 3),
             "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
         }
-        ending, why = compacted(done)
+        ending, why = rewrite_ending(done)
         sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
-        sentence += grown(done.bytes, numbers["bytes-added"], table.properties)
+        sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
-        """Return the bytes that compactions added after `before` was loaded.
-
-        Iceberg's action does not report this number.
-        """
+        """Return the bytes that compactions added after `before` was loaded; Iceberg's action does not report them."""
         with catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
         newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
@@ -170,7 +166,7 @@ class _Run:
             "snapshots-expired": len(plan.expire),
             "snapshots-kept-beyond": len(plan.kept),
             **{f"{kind}-removed": count for kind, count in gone.items()},
-            "bytes-about": bytes_about(table.metadata, plan.expire, files=gone["data-files"] + gone["delete-files"]),
+            "bytes-about": estimate_bytes(table.metadata, plan.expire, files=gone["data-files"] + gone["delete-files"]),
             "seconds": round(seconds, 3),
         }
         files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
@@ -195,27 +191,24 @@ class _Run:
         return Outcome(self.maintained.identifier, action, ending, sentence, numbers or {}, exit_code)
 
 
-def compacted(done: Rewritten) -> tuple[Ending, str]:
-    """Return how a rewrite ended, and why some files were not rewritten, if any."""
+def rewrite_ending(done: Rewritten) -> tuple[Ending, str]:
+    """Return how a rewrite ended, and why some files were not rewritten."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
     failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []
-    lost = [f"another commit won: {said}" for said in dict.fromkeys(done.lost)]
+    lost = [f"another commit won: {text}" for text in dict.fromkeys(done.lost)]
     if done.removed:
         return Ending.DONE, "; ".join(failed + lost) or "another commit won, or the files are gone"
     if failed or lost:
         return Ending.FAILED if failed else Ending.GAVE_UP, "; ".join(failed + lost)
-    return Ending.FAILED, "Iceberg finds none of them by its partitions. Rewrite them by hand, and report this"
+    return Ending.FAILED, "Iceberg does not find the files by their partitions. Rewrite them by hand, and report this"
 
 
-def grown(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """Return a note if the compacted files take at least twice the bytes; else an empty string.
-
-    For the same rows, Iceberg's writer (used by compaction) may need many more bytes than frazil's writer.
-    """
+def growth_note(before: float, after: float, properties: Mapping[str, str]) -> str:
+    """Return a note if Iceberg's writer needed at least twice the bytes of frazil's; else an empty string."""
     if after < 2 * before or not before:
         return ""
-    summaries = f"; they now take {after / before:.0f} times the bytes"
+    note = f"; they now take {after / before:.0f} times the bytes"
     if properties.get(PAGES) == "v2":
-        return summaries
-    return f"{summaries}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"
+        return note
+    return f"{note}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"

@@ -1,14 +1,13 @@
 """Calls Iceberg's own actions on one table through its Java API, and returns their results as plain numbers.
 
-Makes no decisions: the plans do. If another commit makes an action impossible, the action raises `LostRace`: the other
-commit always wins.
+Makes no decisions: the plans do. If another commit makes an action impossible, the action raises `LostRace`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -27,12 +26,9 @@ PARTITIONS_AT_ONCE = 200
 """Maximum number of partitions in one action. Iceberg's planning compares every file with each partition."""
 MIN_GROUP_FILES = 16
 """Size of one commit of an action, in multiples of the target file size. A failed commit loses only this much work."""
-BUSY_TRIES = 3
-"""Number of attempts to rewrite part of a busy partition, into which batches are merged."""
+MAX_BUSY_ATTEMPTS = 3
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Texts of Iceberg's errors that mean a conflict. The last one occurs if a snapshot was tagged while it was being
-expired.
-"""
+"""Texts of Iceberg's errors that mean a conflict; the last one, that an expiring snapshot was tagged."""
 
 
 class LostRace(Exception):
@@ -59,14 +55,7 @@ class Rewritten:
     """Error messages of the parts that failed for another reason."""
 
     def __add__(self, other: Rewritten) -> Rewritten:
-        return Rewritten(
-            self.removed + other.removed,
-            self.added + other.added,
-            self.bytes + other.bytes,
-            self.failed + other.failed,
-            self.lost + other.lost,
-            self.errors + other.errors,
-        )
+        return Rewritten(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +79,10 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite files of partitions. Never raises.
+        """Rewrite files of partitions. Never raises; a failed action does not stop the others.
 
-        Rewrites of whole partitions share an action. Three kinds get an action each: rewrites of part of a partition,
-        of a busy partition, and rewrites that apply deletes. A failed action does not stop the others.
+        Rewrites of part of a partition, of a busy partition, and rewrites that apply deletes get an action each; others
+        share actions.
         """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
         batches = [
@@ -106,10 +95,8 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Run one action. If a merge commits first on a busy partition, retry at once, because the next batch has only
-        just begun.
-        """
-        for left in reversed(range(BUSY_TRIES if batch[0].busy else 1)):
+        """Run one action. If a merge commits first on a busy partition, retry: the next batch has just begun."""
+        for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
             except LostRace as conflict:
@@ -135,25 +122,19 @@ class SparkTable:
                 action = action.option(key, value)
             done = action.snapshotProperty("frazil.operation", "compaction").execute()
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
-            lost = (
-                ()
-                if removed or failed or not self._has_files_to_rewrite(those, options, begun)
-                else ("its commits failed",)
-            )
+            has_lost = not removed and not failed and self._has_files_to_rewrite(those, options, begun)
+            lost = ("its commits failed",) if has_lost else ()
         return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Return whether the action had files to rewrite.
-
-        With partial progress, Iceberg's result does not distinguish failed commits from an action without work.
-        """
+        """Return whether the action had work: with partial progress, Iceberg's result does not show failed commits."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Return Iceberg's options for one action. All rewrites of a batch must be of the same kind."""
+        """Return Iceberg's options for one action. All rewrites of the batch are of the same kind."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
@@ -185,10 +166,9 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files from the table, and return how many of them the table still had.
+        """Remove delete files whose data files are gone, and return how many of them the table still had.
 
-        The data files to which they apply must be gone; a removed data file never returns. Iceberg's own
-        `remove-dangling-deletes` only finds delete files that are older than all data files of their partition.
+        Iceberg's `remove-dangling-deletes` only finds those that are older than all data files of their partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with java_errors():
@@ -215,14 +195,9 @@ class SparkTable:
             return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Expire exactly these snapshots and delete the files that only they reference. Returns the number of deleted
-        files by kind.
-
-        Iceberg expires every snapshot older than `expireOlderThan`. The value 0 (1970) matches no snapshot, so only the
-        given snapshots expire.
-        """
+        """Expire these snapshots and the files that only they reference. Returns the number of files by kind."""
         with java_errors():
-            action = self._actions.expireSnapshots(self.java).expireOlderThan(0)
+            action = self._actions.expireSnapshots(self.java).expireOlderThan(0)  # no snapshot is older than 1970
             for each in snapshot_ids:
                 action = action.expireSnapshotId(each)
             done = action.execute()
@@ -248,8 +223,7 @@ def java_errors() -> Iterator[None]:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """Return the session's JVM. PySpark only has a private attribute for it."""
-    return spark._jvm
+    return spark._jvm  # PySpark has no public attribute for it
 
 
 def _count(items: Any) -> int:

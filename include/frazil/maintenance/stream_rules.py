@@ -1,7 +1,7 @@
 """Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
-Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert fires when the fact
-becomes true, and resolves when it becomes false.
+Pure, except `late_window`. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert
+fires when the fact becomes true, and resolves when it becomes false.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+
 from frazil.aggregate.due import WaitingDay
 from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
+from frazil.partitions.completeness import waiting_text
+from frazil.partitions.windows import Window
+from frazil.signals.completion import find_feeds
+from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, format_duration
 from frazil.status.flow import FEWEST_RECORDS, HOUR_MS, Flow
 from frazil.status.state import StreamState
@@ -23,11 +31,9 @@ from frazil.timetext import ago, utc
 FEWEST_BAD = 10
 """Minimum number of bad records for a percentage of fewer than `FEWEST_RECORDS` records to be meaningful."""
 LARGE_PERCENTAGE = 50
-"""Minimum threshold for a percentage of fewer than `FEWEST_RECORDS` records. A larger declared threshold is used
-instead.
-"""
-NAMED = 5
-"""Number of windows or days that a message lists."""
+"""Minimum threshold for a percentage of fewer than `FEWEST_RECORDS` records."""
+MAX_LISTED = 5
+"""Maximum number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
 """Rules whose values are read from the stream's table."""
 RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
@@ -40,14 +46,10 @@ class LateWindow:
 
     window: str
     due_ms: int
-    """End of the window plus the largest lateness of the table's streams, in milliseconds since 1970; may be in the
-    future.
-    """
+    """End of the window plus the largest lateness of the table's streams; may be in the future."""
     waits_for: str
     is_history: bool = False
-    """Whether the window ended before the table's oldest snapshot. In that case a stream read old records, or the
-    window has been late at least since that snapshot.
-    """
+    """Whether the window ended before the table's oldest snapshot, for example because a stream read old records."""
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
@@ -56,92 +58,77 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
         return ()
     unread = RULES_OF_TABLE if state.table_exists is None else ()
     unknown = {*unread, *(RULES_OF_RUN_FOLDER if state.writer.state == "unknown" else ())}
-    seen = _of_stream(state, alerts, now_ms)
-    return tuple(_unknown(reading, state.name) if reading.rule in unknown else reading for reading in seen)
-
-
-def _unknown(reading: Reading, name: str) -> Reading:
-    """Return the reading with an unknown value, which neither fires nor resolves an alert."""
-    sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
-    return replace(reading, value=None, shown="unknown", sentence=sentence, unread=True)
-
-
-def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
-    name = state.name
-    yield flag(
-        "declaration",
-        state.problem is not None,
-        f"the declaration of stream {name} is broken. A writer that runs goes on, and DAGs stay as they were; no "
-        f"writer can be started. Correct the file, and check it with `frazil validate`: {state.problem}",
+    seen = _stream_readings(state, alerts, now_ms)
+    text = f"of stream {state.name} was active when it was last measured, and is unknown now"
+    return tuple(
+        replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", unread=True) if r.rule in unknown else r
+        for r in seen
     )
+
+
+def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
+    name = state.name
+    sentence = (
+        f"the declaration of stream {name} is broken. A running writer and the DAGs continue unchanged, but no writer "
+        f"can be started. Correct the file, and check it with `frazil validate`: {state.problem}"
+    )
+    yield flag("declaration", state.problem is not None, sentence)
     yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
     unread = state.writer.state == "unknown"
-    yield Reading(
-        "unmeasured",
-        int(unread),
-        0,
-        "its run folder cannot be read" if unread else "its run folder was read",
-        f"the run folder of stream {name} cannot be read, so that no alert about its writer fires: "
-        f"{next(iter(state.problems), 'unknown')}",
+    sentence = (
+        f"the run folder of stream {name} cannot be read, so no alert about its writer fires: "
+        f"{next(iter(state.problems), 'unknown')}"
     )
-    yield _writer(state, alerts, now_ms)
-    yield Reading(
-        "registry",
-        int(state.registry),
-        0,
-        "the schema registry does not answer" if state.registry else "no writer waits for a schema registry",
+    shown = "its run folder cannot be read" if unread else "its run folder was read"
+    yield Reading("unmeasured", int(unread), 0, shown, sentence)
+    yield _writer_reading(state, alerts, now_ms)
+    sentence = (
         f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.last_words} "
-        "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
+        "`frazil validate --connect` shows whether it answers. The writer is then restarted automatically, and loses "
+        "nothing"
     )
-    yield _stall(name, state.stall)
+    shown = "the schema registry does not answer" if state.registry else "no writer waits for a schema registry"
+    yield Reading("registry", int(state.registry), 0, shown, sentence)
+    yield _stall_reading(name, state.stall)
     yield from _batch_readings(state, alerts)
 
 
 def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     name, status = state.name, f"`frazil status {state.name}`"
-    yield Reading(
-        "restarts",
-        state.crashes,
-        alerts.restarts,
-        f"{counted(state.crashes, 'start')} without a commit",
-        f"the writer of stream {name} ended {state.crashes} times in a row without one commit: restarting does "
-        f"not help. {state.last_words} {status} and its writer.log have details",
+    sentence = (
+        f"the writer of stream {name} ended {state.crashes} times in a row without a commit, so a restart does not "
+        f"help. {state.last_words} {status} and its writer.log have details"
     )
+    shown = f"{counted(state.crashes, 'start')} without a commit"
+    yield Reading("restarts", state.crashes, alerts.restarts, shown, sentence)
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
     seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else ago(flow.measured_ms)
-    yield Reading(
-        "waiting-batches",
-        state.waiting_batches,
-        alerts.waiting_batches,
-        f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit",
-        f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged and journaled, not "
-        f"committed to {state.table}: the catalog refuses them, or no writer runs to commit them. {status}",
+    sentence = (
+        f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not committed to "
+        f"{state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
     )
-    yield Reading(
-        "dead-letters",
-        *_share(seen.rejected, seen.records, alerts.dead_letters),
-        _share_words(seen.rejected, seen.records),
+    shown = f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit"
+    yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
+    sentence = (
         f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} are "
-        f"dead letters. Their table has the reasons, by error_class: a producer changed what it sends, or the schema",
+        f"dead letters. Their table has the reasons by error_class. Correct the producer, or the declared schema"
     )
-    yield Reading(
-        "stale-changes",
-        *_share(seen.stale, seen.records, alerts.stale_changes),
-        _share_words(seen.stale, seen.records),
+    shown = _share_words(seen.rejected, seen.records)
+    yield Reading("dead-letters", *_share(seen.rejected, seen.records, alerts.dead_letters), shown, sentence)
+    sentence = (
         f"{seen.stale:,} of the {seen.records:,} records that stream {name} committed within the last {within} were "
-        f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have "
-        "begun again within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
-        "records again. `frazil audit` uses the same order, so compare the rows with the source database itself",
+        f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have been "
+        "recreated, its clock may be behind, or a producer sends old records again. `frazil audit` uses the same "
+        "order, so compare the rows with the source database itself"
     )
+    shown = _share_words(seen.stale, seen.records)
+    yield Reading("stale-changes", *_share(seen.stale, seen.records, alerts.stale_changes), shown, sentence)
     if alerts.dead_letters_per_minute is not None:
-        yield from _rates(state.name, flow, alerts.dead_letters_per_minute)
+        yield from _rate_readings(state.name, flow, alerts.dead_letters_per_minute)
 
 
 def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
-    """Return a percentage of a stream's records and its threshold.
-
-    The percentage is None if there are too few records.
-    """
+    """Return a percentage of a stream's records (None for too few records), and its threshold."""
     share = 100 * count / max(records, 1)
     if records >= FEWEST_RECORDS or not count:
         return share, limit
@@ -152,71 +139,54 @@ def _share_words(count: int, records: int) -> str:
     return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
-def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
-    """Yield one reading per error class of dead letters.
-
-    These rules have no hold time, because a rate is already an average over minutes.
-    """
+def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
+    """Yield one reading per error class. It has no hold time, because a rate is already an average over minutes."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {counted(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
         first = f", such as {', '.join(found.places)}" if found.places else ""
-        yield Reading(
-            f"dead-letters:{reason}",
-            a_minute,
-            limit,
-            times,
+        sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
-            f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows what they are",
-            hold_ms=0,
+            f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows them"
         )
+        yield Reading(f"dead-letters:{reason}", a_minute, limit, times, sentence, hold_ms=0)
 
 
-def _writer(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
+def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
     name, down_s = state.name, _down_s(state, now_ms)
     if state.given_up and down_s:
-        return flag(
-            "writer",
-            True,
-            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
-            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
-            "alert",
-            "the supervisor gave up",
+        sentence = (
+            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` shows "
+            f"details. Fix the cause, then run `frazil resume {name}`. `frazil pause {name}` ends the alert"
         )
+        return flag("writer", True, sentence, "the supervisor gave up")
     if state.needs_operator and state.desired != "paused":
-        return flag(
-            "writer",
-            True,
-            f"stream {name} is stopped: {state.sentence}. No writer is started before the cause is fixed; "
-            f"`frazil pause {name}` ends the alert",
-            f"stopped: {state.writer.exit_name}",
+        sentence = (
+            f"stream {name} is stopped: {state.sentence}. No writer starts until the cause is fixed; "
+            f"`frazil pause {name}` ends the alert"
         )
+        return flag("writer", True, sentence, f"stopped: {state.writer.exit_name}")
     if down_s != math.inf:
         runs = f"has run for {ago(int((down_s or 0) * 1000))}"
     elif state.writer.has_ended:
-        runs = "runs, and why the last one ended is not recorded"
+        runs = "runs, and the reason why the last one ended is unknown"
     else:
         runs = "has ever run on this host"
     last_words = f" {state.last_words}" if state.last_words else ""
-    return Reading(
-        "writer",
-        down_s,
-        alerts.writer_down.total_seconds(),
-        "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}",
+    sentence = (
         f"stream {name} should run, but no writer {runs}.{last_words} `frazil status {name}` shows details. "
-        f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
-        f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
-        f"`frazil pause {name}` ends the alert",
+        f"`frazil run {name}` starts one in a terminal. If Airflow supervises it, its DAG frazil_writer_{name} must "
+        f"be unpaused, and a triggerer must run. `frazil resume {name}` makes the supervisor try again; "
+        f"`frazil pause {name}` ends the alert"
     )
+    shown = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"
+    return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence)
 
 
-def _stall(name: str, stall: Stall | None) -> Reading:
-    """Return the reading of the rule `stall`.
-
-    It has a hold time, because some stalls end by themselves, for example when a partition becomes idle.
-    """
+def _stall_reading(name: str, stall: Stall | None) -> Reading:
     if stall is None:
         return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
+    # The rule has a hold time, because some stalls end by themselves, for example when a partition becomes idle.
     shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
     return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}")
 
@@ -238,19 +208,16 @@ def release_command(table: str, key: str) -> str:
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`.
-
-    `held` lists the windows that quality gates hold back, each with the gate's finding.
-    """
+    """Return the reading of the rule `held`: windows that quality gates hold back, each with the gate's finding."""
     if not alerts.enabled:
         return ()
-    said = "; ".join(f"{key}: {note}" for key, note in held[:NAMED]) + _more(len(held))
+    windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more(len(held))
     return (
         flag(
             "held",
             bool(held),
-            f"{table}: quality gates hold back {counted(len(held), 'window')}. {said}. Correct the data: "
-            "windows with late rows are checked again. Or release the windows: DAG frazil_release, or "
+            f"{table}: quality gates hold back {counted(len(held), 'window')}. {windows}. Correct the "
+            "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
             f"`{release_command(table, held[0][0] if held else 'KEY')}`",
             f"{counted(len(held), 'window')} held",
         ),
@@ -260,77 +227,84 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
 def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
     """Return the reading of the rule `audit`.
 
-    `found` describes the audit findings that no later audit has cleared; None if there are none. `last` describes the
-    last audit.
+    `found` describes the findings that no later audit has cleared. `last` describes the last audit.
     """
-    said = (found or "").rstrip(".")
-    return flag(
-        "audit",
-        found is not None,
-        f"{said}. Before you delete anything, find out whether rows are missing or duplicated: `frazil audit {name} "
-        "--source`",
-        "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run",
+    sentence = (
+        f"{(found or '').rstrip('.')}. Before you delete anything, find out whether rows are missing or duplicated: "
+        f"`frazil audit {name} --source`"
     )
+    shown = "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run"
+    return flag("audit", found is not None, sentence, shown)
 
 
 def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
-    """Return the reading of the rule `late-window`: the table's next window is late if it has ended and is not
-    complete.
-
-    `late` is None for a table without signals.
-    """
+    """Return the reading of the rule `late-window`. `late` is None for a table without signals."""
     late_s = max(now_ms - late.due_ms, 0) / 1000 if late else 0
+    value = None if late and late.is_history else late_s
     what = f"{late.window} has been due for {ago(int(late_s * 1000))}" if late and late_s else "no window is due"
-    return Reading(
-        "late-window",
-        None if late and late.is_history else late_s,
-        alerts.late_window.total_seconds(),
-        what,
+    sentence = (
         f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
-        f"`frazil partitions {table}` shows the current state. A topic-partition without new records counts as "
-        "idle after `idle-timeout`; a stream that no longer runs must be forgotten",
+        f"`frazil partitions {table}` shows the current state. A topic-partition without new records becomes idle "
+        "after `idle-timeout`; forget a stream that no longer runs"
     )
+    return Reading("late-window", value, alerts.late_window.total_seconds(), what, sentence)
 
 
-def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
+def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
     """Return the reading of the rule `aggregation`: complete days that were not aggregated within the time `within`."""
-    days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:NAMED]) + _more(len(late))
-    return flag(
-        f"aggregation:{name}",
-        bool(late),
-        f"{target} is missing {days}: complete by the signals for more than {format_duration(within)}, and not "
-        "aggregated "
-        f"by {name}. frazil_reconcile_{name} asks for such days: unpause it and frazil_daily_{name}, and clear what "
-        f"failed there. Or trigger frazil_daily_{name} with the day as the partition key",
-        f"{len(late)} days late",
+    days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:MAX_LISTED]) + _more(len(late))
+    sentence = (
+        f"{target} is missing {days}: signalled as complete for more than {format_duration(within)}, but not "
+        f"aggregated by {name}. Unpause the DAGs frazil_reconcile_{name}, which requests such days, and "
+        f"frazil_daily_{name}; clear their failed tasks. Or trigger frazil_daily_{name} with the day as the partition "
+        "key"
     )
+    return flag(f"aggregation:{name}", bool(late), sentence, f"{len(late)} days late")
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
-    """Return the reading of the rule `runs`: the number of a DAG's consecutive failed runs.
+    """Return the reading of the rule `runs`: a DAG's consecutive failed runs (None if unknown).
 
-    `failed` is None if Airflow does not report the number. A paused DAG counts as beyond the threshold: like a DAG
-    whose runs fail, it does no work.
+    A paused DAG counts as beyond the threshold: like a DAG whose runs fail, it does no work.
     """
     if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
         return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
-    return Reading(
-        f"runs:{dag_id}",
-        failed,
-        limit,
-        "the last run ended well" if not failed else f"{failed} runs failed in a row",
-        f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log "
-        "of the failed task says why; a run that succeeds ends this",
+    sentence = (
+        f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log of the failed task has "
+        "the reason; a successful run ends the alert"
     )
+    shown = "the last run succeeded" if not failed else f"{failed} runs failed in a row"
+    return Reading(f"runs:{dag_id}", failed, limit, shown, sentence)
 
 
 def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return the reading of a fact: the alert fires at once when the fact becomes true, and resolves when it becomes
-    false.
-    """
+    """Return the reading of a fact: the alert fires at once when it becomes true, and resolves when it is false."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
 def _more(count: int) -> str:
-    return f" and {count - NAMED} more" if count > NAMED else ""
+    return f" and {count - MAX_LISTED} more" if count > MAX_LISTED else ""
+
+
+def late_window(
+    catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
+) -> LateWindow | None:
+    """Return the table's next incomplete window, with what it waits for if it is due.
+
+    Returns None for a table without signals, or that no longer exists. `specs` are all streams of the table.
+    """
+    cursor = signals.cursor
+    if cursor is None:
+        return None
+    window = Window.containing(cursor.through_us, cursor.grain)
+    due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
+    if due_ms > now_ms:
+        return LateWindow(str(window), due_ms, "")
+    try:
+        table = catalog.load_table(signals.table)
+    except NoSuchTableError:
+        return None
+    waiting = waiting_text(find_feeds(table, specs), window)
+    oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
+    return LateWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)

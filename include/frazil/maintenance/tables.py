@@ -34,9 +34,7 @@ class MaintainedTable:
     """One table, and the maintenance settings that its streams declare."""
 
     name: str
-    """The table's identifier, with the catalog's name in front if another catalog also has a table with this
-    identifier.
-    """
+    """The table's identifier, preceded by the catalog's name if another catalog has the same identifier."""
     identifier: str
     catalog: str | None
     kind: TableKind
@@ -46,18 +44,14 @@ class MaintainedTable:
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of the UTC day from which the next run does a full check.
-
-        A route may have thousands of tables, so their times are spread over the day.
-        """
+        """Time of the UTC day of the full check. The tables of a route, maybe thousands, are spread over the day."""
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
     """Return every table in these streams' declarations, sorted by name, and one signals table per catalog.
 
-    The settings of the table's first stream are used: `frazil.spec.conflicts` ensures that all streams of a table
-    declare the same settings.
+    `frazil.spec.conflicts` ensures that all streams of a table declare the same settings.
     """
     writers: dict[tuple[str | None, str, TableKind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
@@ -78,10 +72,9 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Group the tables that one Spark session maintains: a main table with its dead-letter tables, or a signals table.
+    """Group the tables that one Spark session maintains, by the name of a main table or signals table.
 
-    Maps the name of the main or signals table to its group. Every maintained table except tables of routes occurs
-    exactly once. If streams of several tables share a dead-letter table, it is in the first group.
+    Every table except tables of routes occurs once. A dead-letter table is in the group of its first stream's table.
     """
     tables = maintained_tables(specs)
     together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
@@ -97,19 +90,15 @@ def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
     return {f"route of {spec.name}": spec for spec in specs if spec.route is not None}
 
 
-def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """Return a maintained table that the template of a stream's route may have created.
-
-    Its name is unique among the tables of all streams.
-    """
+def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
+    """Return a table that the template of a stream's route may have created, with a unique name."""
     catalog = spec.table.catalog
-    elsewhere = any(each.table.catalog != catalog and _may_have(each, identifier) for each in specs)
+    elsewhere = any(each.table.catalog != catalog and _may_write(each, identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
     return MaintainedTable(name, identifier, catalog, TableKind.ROUTED, spec.maintenance, (spec,))
 
 
-def _may_have(spec: StreamSpec, identifier: str) -> bool:
-    """Return whether the stream may write to a table with that identifier, in the stream's catalog."""
+def _may_write(spec: StreamSpec, identifier: str) -> bool:
     if identifier in {spec.table.identifier, spec.dead_letter_table}:
         return True
     route = spec.route
@@ -119,8 +108,8 @@ def _may_have(spec: StreamSpec, identifier: str) -> bool:
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
     """Find a maintained table by name. Raises SpecError with the known tables if no stream uses the table.
 
-    `frazil.maintenance.load` later checks whether a route's template really created the table. `problems` are the
-    errors of unreadable declarations, which might use the table; the SpecError lists them too.
+    `frazil.maintenance.load` later checks whether a route's template created the table. The SpecError also lists
+    `problems`, the errors of unreadable declarations.
     """
     specs = tuple(specs)
     tables = maintained_tables(specs)
@@ -129,7 +118,7 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
             return table
     for spec in routes(specs).values():
         for identifier in (name, name.removeprefix(f"{spec.table.catalog or 'default'}.")):
-            made = made_table(spec, identifier, specs)
+            made = template_table(spec, identifier, specs)
             if made.name == name and spec.route is not None and may_have_made(spec.route, identifier):
                 return made
     known = ", ".join(table.name for table in tables) or "none"

@@ -1,8 +1,8 @@
 """A cache of blocking reads, such as of a catalog, that responds within a deadline.
 
-Each read runs in a thread. Fresh cached answers return immediately and are refreshed in the background. Stale or
-missing answers are awaited until the request's deadline. A read that hangs occupies one of its group's threads until it
-returns, so a catalog that does not respond never delays other catalogs. Without requests, nothing runs.
+Each read runs in a thread. Fresh answers return at once and are refreshed in the background. Stale or missing answers
+are awaited until the request's deadline. A read that hangs occupies one of its group's threads, so a catalog that does
+not respond never delays other catalogs. Without requests, nothing runs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ THREADS = 4
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
-"""Age in seconds from which an answer is stale. A stale answer is returned, as pending, only if its refresh misses the
-deadline.
-"""
+"""Age in seconds from which an answer is stale. It is returned, as pending, only if its refresh is late."""
 RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
 
 
@@ -63,7 +61,6 @@ class _CacheEntry:
     answered_s: float | None = None
     answered_ms: int | None = None
     began_s: float | None = None
-    """The start time of the running read."""
     waiting: bool = False
     requested_s: float = 0.0
 
@@ -125,14 +122,12 @@ class Answers:
                 one.waiting = True
                 one.group.queue.insert(0 if first else len(one.group.queue), one)
                 if len(one.group.running) < self._threads:
-                    self._take(one.group)
+                    following = self._take(one.group)
+                    threading.Thread(target=self._run, args=(following,), name="frazil-read", daemon=True).start()
             return PendingAnswer(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
-        """Cache an answer from before this process started, unless the cache has an answer.
-
-        The next request refreshes it.
-        """
+        """Cache an answer from before this process started, unless the cache has one. The next request refreshes it."""
         with self._changed:
             if key not in self._entries:
                 now_s = self._monotonic()
@@ -143,15 +138,15 @@ class Answers:
 
     def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
         """Return the answers in the order of the requests, after at most `within_s` seconds."""
-        questions = [one.entry for one in pending]
+        entries = [one.entry for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
-            while any(self._must_wait_for(one) for one in questions):
+            while any(self._must_wait_for(one) for one in entries):
                 left_s = deadline_s - self._monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(min(left_s, 0.25))
-            return [cast("Answer[T]", self._answer(one)) for one in questions]
+            return [cast("Answer[T]", self._answer(one)) for one in entries]
 
     def one(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
         """Request one answer, and wait for it at most `within_s` seconds."""
@@ -169,16 +164,15 @@ class Answers:
                 self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
-        """Replace the cache entry, so that the result of a running read is discarded and no older answer is shown."""
+        """Replace the cache entry, so that the result of a running read is discarded."""
         if one := self._entries.get(key):
             self._entries[key] = _CacheEntry(one.group, one.read, requested_s=one.requested_s)
 
     def _must_wait_for(self, one: _CacheEntry) -> bool:
         if one.began_s is None and not one.waiting:
             return False
-        if one.answered_s is not None and not self._is_old(one):
-            return False
-        return self._unresponsive_since_s(one) is None
+        fresh = one.answered_s is not None and not self._is_old(one)
+        return not fresh and self._unresponsive_since_s(one) is None
 
     def _is_old(self, one: _CacheEntry) -> bool:
         return one.answered_s is not None and self._monotonic() - one.answered_s >= STALE_AFTER_S
@@ -204,11 +198,14 @@ class Answers:
             return None
         return min(begun)
 
-    def _take(self, group: _Group) -> None:
+    def _take(self, group: _Group) -> _CacheEntry | None:
+        """Move the next read of a group's queue to the running reads, and return it; None if the queue is empty."""
+        if not group.queue:
+            return None
         one = group.queue.popleft()
         one.waiting, one.began_s = False, self._monotonic()
         group.running.add(one)
-        threading.Thread(target=self._run, args=(one,), name="frazil-read", daemon=True).start()
+        return one
 
     def _run(self, one: _CacheEntry | None) -> None:
         with self._around():
@@ -225,19 +222,14 @@ class Answers:
                 one = self._done(one, value, problem, outdated=restart is not None)
 
     def _done(self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool) -> _CacheEntry | None:
-        """Store the answer, and return the next read of the group's queue."""
         with self._changed:
             one.value = value if problem is None else one.value
             one.problem, one.outdated, one.began_s = problem, outdated, None
             one.answered_s = self._monotonic()
             if problem is None or one.value is None:
                 one.answered_ms = self._now_ms()
-            group = one.group
-            group.running.discard(one)
-            following = group.queue.popleft() if group.queue else None
-            if following is not None:
-                following.waiting, following.began_s = False, self._monotonic()
-                group.running.add(following)
+            one.group.running.discard(one)
+            following = self._take(one.group)
             self._changed.notify_all()
             return following
 

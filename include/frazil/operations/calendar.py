@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from frazil.maintenance.health import PartitionFiles
+from frazil.partitions.completeness import Feed, feeds_behind
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
@@ -15,11 +16,38 @@ SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One window of a calendar.
+class Holder:
+    """One reason why the next window is not complete. `kind` is topic-partition, stream or gate; `why` is a detail."""
 
-    `state` is complete, reopened, held, released, open or history. In a table without signals it is written or empty.
+    kind: str
+    name: str
+    why: str = ""
+
+
+def find_holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]) -> tuple[Holder, ...]:
+    """Return a reason for each feed that delays the next window, then for each window that a gate holds.
+
+    `following` is the next window; None while a watermark is unknown.
     """
+    feeds = tuple(feeds)
+    waiting = feeds_behind(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
+    return (*map(_holder, waiting), *(Holder("gate", key) for key in held))
+
+
+def _holder(feed: Feed) -> Holder:
+    if feed.problem:
+        return Holder("stream", feed.stream, "cannot be read")
+    if feed.waiting_us is not None and feed.complete_until_us == feed.waiting_us:
+        return Holder("stream", feed.stream, "has rows on a branch")
+    if feed.holding_back is not None:
+        topic, partition = feed.holding_back
+        return Holder("topic-partition", f"{topic}-{partition}")
+    return Holder("stream", feed.stream, "has not started" if feed.watermark_us is None else "is idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One window. `state` is complete, reopened, held, released, open, history, or (without signals) written, empty."""
 
     key: str
     state: str
@@ -29,7 +57,6 @@ class Cell:
     files: int | None = None
     """Number of files in the window's partition, which may be longer than the window; None if unknown."""
     compacted: bool = False
-    """Whether the window's partition needs no compaction."""
     backfilled: bool = False
     """Whether an open backfill has staged rows of this window."""
 
@@ -44,7 +71,7 @@ class Calendar:
     """Why the next window is not complete; None for a table without signals."""
 
 
-def calendar_of(
+def build_calendar(
     grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
 ) -> Calendar:
     """Return the signalled windows, and the open windows after them."""
@@ -71,7 +98,7 @@ def partition_calendar(
 ) -> Calendar | None:
     """Return the windows of hourly or daily partitions up to now; None for a table with other partitions.
 
-    `staged` are the partitions that open backfills have staged.
+    `staged` are those of open backfills.
     """
     found, waiting = _by_window(partitions, now_us), _by_window(staged, now_us)
     windows = {*found, *waiting}
@@ -87,10 +114,7 @@ def partition_calendar(
 
 
 def _by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
-    """Group partitions by window.
-
-    An hour may have several partitions. Windows in the future come from wrong clocks, and are dropped.
-    """
+    """Group partitions by window. Windows in the future come from wrong clocks, and are dropped."""
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:
         window = _window_of(one)
@@ -116,14 +140,14 @@ def merge_calendars(signalled: Calendar | None, partitions: Calendar | None) -> 
     """Merge two calendars: signalled windows get the files of their partitions."""
     if signalled is None or partitions is None:
         return signalled or partitions
-    known = {cell.key: cell for cell in partitions.cells}
+    by_key = {cell.key: cell for cell in partitions.cells}
 
-    def shown(cell: Cell) -> Cell:
+    def with_files(cell: Cell) -> Cell:
         # An hourly window may belong to the partition of a day.
-        found = known.get(cell.key) or known.get(cell.key[: len(next(iter(known)))])
-        if found is None:
+        partition = by_key.get(cell.key) or by_key.get(cell.key[: len(next(iter(by_key)))])
+        if partition is None:
             return cell
-        compacted = found.compacted and cell.state != "open"
-        return replace(cell, files=found.files, compacted=compacted, backfilled=found.backfilled)
+        compacted = partition.compacted and cell.state != "open"
+        return replace(cell, files=partition.files, compacted=compacted, backfilled=partition.backfilled)
 
-    return replace(signalled, cells=tuple(map(shown, signalled.cells)))
+    return replace(signalled, cells=tuple(map(with_files, signalled.cells)))

@@ -36,7 +36,7 @@ class Rejected:
     reason: str
     count: int
     places: tuple[str, ...]
-    """Example records, all rejected after the last replay or discard of this error class."""
+    """Example records, rejected after the last replay or discard of this error class."""
     there: int
     """How many of these records are still dead letters. A replay may change the error class of a dead letter."""
 
@@ -57,13 +57,11 @@ class Treatment:
 def find_treatments(
     dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int
 ) -> list[Treatment]:
-    """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
+    """Return the replays and discards after `since_ms` from the snapshots of the dead-letter table, oldest first."""
     found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published_summaries(main, stream, since_ms=since_ms)}
-    for snapshot in ancestors(dead_letters) if dead_letters else ():
-        if snapshot.timestamp_ms < since_ms:
-            break
-        summary = summary_of(snapshot)
+    for snapshot in _recent_snapshots(dead_letters, since_ms) if dead_letters else ():
+        summary = snapshot_summary(snapshot)
         if summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
             sentence = _replay_sentence(landed.get(summary.get("frazil.backfill", "")))
         elif summary.get("frazil.dead-letters-of") == stream:
@@ -77,14 +75,12 @@ def find_treatments(
 
 def published_summaries(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
     """Return the summaries of a stream's backfills and replays since `since_ms` from its table, newest first."""
-    found = []
-    for snapshot in ancestors(main):
-        if snapshot.timestamp_ms < since_ms:
-            break
-        summary = summary_of(snapshot)
-        if summary.get("frazil.backfill-stream") == stream and "frazil.backfill" in summary:
-            found.append(summary)
-    return found
+    summaries = map(snapshot_summary, _recent_snapshots(main, since_ms))
+    return [s for s in summaries if s.get("frazil.backfill-stream") == stream and "frazil.backfill" in s]
+
+
+def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapshot]:
+    return takewhile(lambda snapshot: snapshot.timestamp_ms >= since_ms, ancestors(metadata))
 
 
 def _replay_sentence(summary: Mapping[str, str] | None) -> str:
@@ -100,9 +96,8 @@ def _replay_sentence(summary: Mapping[str, str] | None) -> str:
 def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
     """Count the last day's rejected records by error class, highest count first, and how many are still dead letters.
 
-    The count begins later than a day ago if older snapshots have expired or the stream was reset. A replay or discard
-    reduces the count only by dead letters that the count includes. Replays and discards record their changes per span
-    of hours. The remainder may therefore be too high, but only by dead letters from the span of the first counted hour.
+    The count begins later than a day ago if older snapshots have expired or the stream was reset. Replays and discards
+    record their changes per span of hours, so the remainder may be too high by dead letters of the first counted span.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -131,7 +126,7 @@ def _changes(
 ) -> Iterator[tuple[int, Reasons, Changes]]:
     """Yield the time, rejections and changes of each batch, replay and discard since `begin_ms`, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
-    found = [(batch.timestamp_ms, parse_reasons(summary_of(batch)), NO_CHANGES) for batch in batches]
+    found = [(batch.timestamp_ms, parse_reasons(snapshot_summary(batch)), NO_CHANGES) for batch in batches]
     treated: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
     return iter(sorted([*found, *treated], key=lambda one: one[0]))
 
@@ -139,9 +134,8 @@ def _changes(
 def _changes_since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
     """Sum the changes of a replay or discard by error class, from the hours of `first` on.
 
-    `counts` has each change at the first hour of its span. Part of the hours in `first` lies before the counted period.
-    Changes of these hours are limited to the records in `of_first`, which were rejected in the counted part of these
-    hours. `of_first` is reduced accordingly.
+    `counts` has each change at the first hour of its span. Part of the hours in `first` lies before the counted period,
+    so their changes are limited to the counted records in `of_first`, which is reduced accordingly.
     """
     found = Counter[str]()
     for (name, hour), change in counts.items():
@@ -154,10 +148,16 @@ def _changes_since(first: range, of_first: Counter[str], counts: Counts) -> Coun
     return found
 
 
-def with_treatments(happened: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
+def merge_treatments(happened: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
     """Merge replays and discards into the events, ordered by time."""
     return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
 
 
-def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
+def snapshot_summary(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def read_number(summary: Mapping[str, str], name: str) -> int:
+    """Read a number from a summary; 0 if the value is not a number, because other programs may write anything."""
+    text = summary.get(name, "")
+    return int(text) if text.isdecimal() else 0

@@ -20,23 +20,22 @@ from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_back
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import read_stream
 from frazil.errors import MarkerUnreadable
-from frazil.history.read import read_table_history as past_of
+from frazil.history.objects import read_table_history as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import due
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.measure import measure
-from frazil.maintenance.past import read_past
-from frazil.maintenance.routed import tables_of_route
+from frazil.maintenance.outcomes import read_past
+from frazil.maintenance.routed import route_tables
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.calendar import SHOWN, Calendar, calendar_of, partition_calendar
-from frazil.operations.holders import holders
+from frazil.operations.calendar import SHOWN, Calendar, build_calendar, find_holders, partition_calendar
 from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, read_table_history
-from frazil.operations.table_view import Shape, shape_of
+from frazil.operations.table_view import Shape, build_shape
 from frazil.partitions.completeness import Cursor, complete_until_us, format_time
 from frazil.partitions.windows import Window
 from frazil.signals.completion import assess
@@ -56,15 +55,11 @@ MAX_FILES = 20_000
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
-    """Return the current state of a stream."""
     return stream_state(spec, now_ms=clock.now_ms())
 
 
 def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """Read the completeness of a table's windows; None if the table does not exist.
-
-    `specs` are all streams that feed the table.
-    """
+    """Read the completeness of a table's windows; None if it does not exist. `specs` are all its streams."""
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -73,7 +68,7 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     complete = None if bound is None else format_time(seen.grain.floor(bound))
     through_us = seen.decision.through_us
     following = None if through_us is None else Window.containing(through_us, seen.grain)
-    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders(seen.feeds, following, held))
+    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), find_holders(seen.feeds, following, held))
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
@@ -92,7 +87,6 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
 
 
 def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
-    """Return the metadata of the dead-letter table; None if it does not exist."""
     try:
         return table.catalog.load_table(spec.dead_letter_table).metadata
     except NoSuchTableError:
@@ -100,26 +94,18 @@ def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
 
 
 def fetch_standing(spec: StreamSpec) -> Standing:
-    """Read from a stream's table the state that decides which actions are possible.
-
-    Raises the errors of `read_stream` and of reading markers.
-    """
+    """Read from a stream's table which actions are possible. Raises the errors of `read_stream` and of markers."""
     table = read_stream(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
     return Standing(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
 def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
-    """Return the tables of a stream's route, as names by identifier, from its declaration and its name template.
-
-    `specs` are all declared streams.
-    """
+    """Return the names of the tables of a stream's route by identifier. `specs` are all declared streams."""
     if spec.route is None:
         return {}
-    return {
-        table.identifier: table.name
-        for table in tables_of_route(open_existing_catalog(spec.table.catalog), spec, specs)
-    }
+    tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
+    return {table.identifier: table.name for table in tables}
 
 
 def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
@@ -136,7 +122,7 @@ def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
             manifests = _manifests(now, branch_name(backfill.stream))
             staged += read_partitions(now, manifests, table, target_bytes=target)
     answers, past = due(health, table.settings), read_past(now)
-    shape = shape_of(now.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
+    shape = build_shape(now.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
     return shape, partition_calendar(partitions, staged, now_us=now_ms * 1000)
 
 
@@ -146,7 +132,6 @@ def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
 
 
 def _open_backfills(table: Table) -> list[BackfillMarker]:
-    """Return the open backfills that have staged at most `MAX_FILES` files each."""
     try:
         return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_FILES]
     except MarkerUnreadable:  # the stream's view reports this
@@ -162,7 +147,9 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     since_us = cursor.through_us - SHOWN[seen.grain] // timedelta(microseconds=1)
     signals = seen.signals.newest(from_us=since_us, to_us=cursor.through_us)
     now_us = clock.now_ms() * 1000
-    return calendar_of(seen.grain, signals, through_us=cursor.through_us, now_us=now_us, waits_for=seen.decision.reason)
+    return build_calendar(
+        seen.grain, signals, through_us=cursor.through_us, now_us=now_us, waits_for=seen.decision.reason
+    )
 
 
 def fetch_signals(spec: StreamSpec) -> Cursor | None:
@@ -171,13 +158,12 @@ def fetch_signals(spec: StreamSpec) -> Cursor | None:
 
 
 def fetch_writers(spec: StreamSpec) -> Observation:
-    """Read the stream's run folder on this host."""
     return open_launcher(spec.name).observe()
 
 
 def fetch_topics(spec: StreamSpec) -> Mapping[TopicPartition, int]:
     """Read the end offset of each topic-partition. Raises Kafka's errors."""
-    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
+    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few requests need
 
     properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
     with KafkaOffsets(properties, spec.source.reads, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import quote
 
-from frazil.maintenance.rules import runbook_of
+from frazil.maintenance.alert_rules import runbook_link
 from frazil.safe_text import safe
 from frazil.timetext import utc
 
@@ -24,14 +24,13 @@ MAX_LISTED = 10
 MAX_SEPARATE = 20
 """Maximum number of simultaneous alerts that `each` sends separately; the others share one message."""
 MAX_SENTENCE_CHARACTERS = 4_000
-"""Maximum number of characters of all sentences in a message."""
+"""Maximum length of all sentences of a message together."""
 MAX_TITLE_CHARACTERS = 200
 MAX_KEY_CHARACTERS = 255
-"""Maximum number of characters that PagerDuty accepts in a deduplication key."""
+"""PagerDuty's maximum length of a deduplication key."""
 SEVERAL = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_RULES = 5
-"""Maximum number of different rules counted in a title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +54,17 @@ class Trouble:
 
     @classmethod
     def from_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
-        """Parse an alert that `Alert.to_json` wrote, without trusting its content.
-
-        `page` is the operations page's URL.
-        """
+        """Parse an alert that `Alert.to_json` wrote, without trusting its content. `page` is the page's URL."""
         subject, rule, since = str(alert.get("table", "")), str(alert.get("rule", "")), alert.get("since_ms")
-        name, _, one = rule.partition(":")
-        stream = one if name in {"freshness", "lag"} else ""
+        name, _, rule_subject = rule.partition(":")
+        stream = rule_subject if name in {"freshness", "lag"} else ""
+        about = f"stream {stream} of {subject}" if stream else subject.removeprefix("care of ")
         return cls(
             name=_line(name, MAX_TITLE_CHARACTERS) or "an alert",
-            about=_line(
-                f"stream {stream} of {subject}" if stream else subject.removeprefix("care of "), MAX_TITLE_CHARACTERS
-            ),
+            about=_line(about, MAX_TITLE_CHARACTERS),
             sentence=_line(str(alert.get("sentence", "")), MAX_SENTENCE_CHARACTERS),
             since_ms=since if isinstance(since, int) else None,
-            runbook=_line(str(alert.get("runbook") or runbook_of(rule)), MAX_SENTENCE_CHARACTERS),
+            runbook=_line(str(alert.get("runbook") or runbook_link(rule)), MAX_SENTENCE_CHARACTERS),
             page=page and f"{page}#{_page_path(stream, subject)}",
             key=_key(f"frazil/{subject}/{rule}"),
             alone=alert.get("alone") is not False,
@@ -85,11 +80,9 @@ class Message:
     key: str
     """PagerDuty's `dedup_key`, the same when an alert fires and when it resolves."""
     is_over: bool = False
-    """Whether the alerts have resolved."""
     standing: int | None = None
     """The number of alerts that are active now; None for a failed task."""
     overview: str = ""
-    """The operations page's URL; empty if Airflow does not know its own URL."""
 
     @property
     def page(self) -> str:
@@ -115,7 +108,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The message as plain text, one fact per line."""
         blocks = [self.title]
         for one in self._listed():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
@@ -125,7 +117,6 @@ class Message:
 
     @property
     def slack(self) -> str:
-        """The message in Slack's markup."""
         blocks = [f"*{_slack(self.title)}*"]
         for one in self._listed():
             head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
@@ -148,15 +139,14 @@ class Message:
                 else f"{name}: {html.escape(value)}"
                 for name, value in self._facts(one)
             )
-            said = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._sentence(one)))
-            blocks.append(f"<p>{head}{said}<br>{facts}</p>")
+            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._sentence(one)))
+            blocks.append(f"<p>{head}{sentence}<br>{facts}</p>")
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._rest())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert. If more than `MAX_SEPARATE` alerts fire, the others share one message.
+        """Return a message for each alert; if more than `MAX_SEPARATE` fire, the others share one message.
 
-        Alerts resolve in the same grouping in which they fired, so that each incident is closed exactly once. The
-        shared message resolves when no alert is active.
+        Alerts resolve in the grouping in which they fired. The shared message resolves when no alert is active.
         """
         alone = [one for one in self.troubles if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
@@ -178,13 +168,15 @@ class Message:
 
     def _rest(self) -> list[str]:
         more = len(self.troubles) - MAX_LISTED
-        said = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
+        lines = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
-            said.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
-        return said
+            lines.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
+        return lines
 
 
-def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str) -> Message | None:
+def build_message(
+    alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str
+) -> Message | None:
     """Return the message for alerts that fired or resolved; None if `alerts` is empty."""
     troubles = tuple(Trouble.from_alert(alert, page=overview) for alert in alerts)
     if not troubles:
@@ -204,36 +196,30 @@ def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     log: str,
     overview: str,
 ) -> Message:
-    """Return the message for a task that failed after its last retry.
-
-    `task` is the task's id, with the name of its map index if it is mapped.
-    """
-    trouble = Trouble(
-        name=_line(f"{dag_id}: {task} failed", MAX_TITLE_CHARACTERS),
-        about=_line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS),
-        sentence=_line(error, MAX_SENTENCE_CHARACTERS),
-        since_ms=since_ms,
-        runbook=runbook_of("runs"),
-        page=overview and f"{overview}#{page_path(stream, table)}",
-        key=_key(f"frazil/{dag_id}/{task}"),
-        log=log,
-    )
+    """Return the message for a task that failed after its last retry. `task` includes the name of its map index."""
+    trouble = _run_trouble(f"{dag_id}: {task} failed", error, f"{dag_id}/{task}", page_path(stream, table), overview)
+    about = _line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS)
+    trouble = replace(trouble, about=about, since_ms=since_ms, log=log)
     return Message((trouble,), trouble.key, overview=overview)
 
 
 def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
     """Return the message for a run past its deadline. `run` is the run's URL; it was queued at `since_ms`."""
-    trouble = Trouble(
-        name=_line(f"{dag_id}: late", MAX_TITLE_CHARACTERS),
+    trouble = _run_trouble(f"{dag_id}: late", sentence, f"{dag_id}/late", "/", overview)
+    trouble = replace(trouble, since_ms=since_ms, log=run)
+    return Message((trouble,), trouble.key, overview=overview)
+
+
+def _run_trouble(name: str, sentence: str, key: str, path: str, overview: str) -> Trouble:
+    return Trouble(
+        name=_line(name, MAX_TITLE_CHARACTERS),
         about="",
         sentence=_line(sentence, MAX_SENTENCE_CHARACTERS),
-        since_ms=since_ms,
-        runbook=runbook_of("runs"),
-        page=overview and f"{overview}#/",
-        key=_key(f"frazil/{dag_id}/late"),
-        log=run,
+        since_ms=None,
+        runbook=runbook_link("runs"),
+        page=overview and f"{overview}#{path}",
+        key=_key(f"frazil/{key}"),
     )
-    return Message((trouble,), trouble.key, overview=overview)
 
 
 def page_path(stream: str | None, table: str | None) -> str:

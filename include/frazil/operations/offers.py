@@ -6,12 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frazil.backfill.eligible import check_coordinates
-from frazil.backfill.rules import (
-    check_no_backfill,
-    check_no_replay,
-    require_marker,
-    require_own_marker,
-)
+from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker, require_own_marker
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
@@ -31,18 +26,13 @@ class Standing:
     """Whether the stream's table was read, or is known to be missing. If not, only the declaration is checked."""
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
-    """The stream's last backfill or replay."""
     has_dead_letters: bool = True
-    """Whether the stream's dead-letter table may have rows."""
     coordinates: bool = True
     """Whether the stream's table has the columns for topic, partition and offset; True if unknown."""
 
 
 def build_standing(status: StreamState | None, history: History | None, *, is_read: bool) -> Standing:
-    """Build a standing from a stream's status and history.
-
-    `is_read` says whether the stream's table was read, or is known to be missing.
-    """
+    """Build a standing from a stream's status and history. `is_read` is as in `Standing`."""
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or History(has_dead_letters=not is_read)
@@ -77,21 +67,19 @@ def _candidates(now: Standing) -> Iterator[PageAction]:
 
 
 def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is possible.
-
-    Always None for other actions: they are checked when they are requested.
-    """
+    """Return why a backfill or replay is not possible now; None for other actions, which are checked later."""
+    checks = {
+        PageAction.BACKFILL: (check_no_replay, require_marker),
+        PageAction.REPLAY: (check_no_backfill, require_own_marker),
+    }
+    if action not in checks:
+        return None
+    check_other, check_marker = checks[action]
     try:
-        if action is PageAction.BACKFILL:
-            check_coordinates(spec, table_has=now.coordinates)
-            check_no_replay(now.backfill)
-            if now.is_read:
-                require_marker(spec, now.marker)
-        elif action is PageAction.REPLAY:
-            check_coordinates(spec, table_has=now.coordinates)
-            check_no_backfill(now.backfill)
-            if now.is_read:
-                require_own_marker(spec, now.marker)
+        check_coordinates(spec, table_has=now.coordinates)
+        check_other(now.backfill)
+        if now.is_read:
+            check_marker(spec, now.marker)
     except FrazilError as error:
         return str(error)
     return None

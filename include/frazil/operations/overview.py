@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from frazil.maintenance.rules import runbook_of
-from frazil.operations.holders import Holder
+from frazil.maintenance.alert_rules import runbook_link
+from frazil.operations.calendar import Holder
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.derive import freshness_ms, promise_ms
@@ -19,20 +19,12 @@ NOT_MEASURED = "not measured"
 """Replaces a table's due actions if the table could not be measured."""
 TABLE_RULES = frozenset(
     {
-        "manifest-list",
-        "manifests",
-        "snapshots",
-        "metadata",
-        "small-files",
-        "delete-files",
-        "deleted-rows",
-        "since-compaction",
-        "unmeasured",
+        *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
+        *("since-compaction", "unmeasured"),
     }
 )
 """Alert rules about a table's files, snapshots and metadata."""
 MAX_ERRORS = 5
-"""Maximum number of errors shown per declaration."""
 GRACE_MS = 10_000
 """Milliseconds after which an unresponsive read needs attention. Shorter delays occur on a busy host."""
 
@@ -47,7 +39,6 @@ class StandingAlert:
     since_ms: int
     sentence: str
     runbook: str | None = None
-    """The URL or path of the runbook entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +68,14 @@ class Windows:
     complete_to: str | None
     waits_for: str
     held: tuple[str, ...] = ()
-    """Keys of the windows that a quality gate holds."""
     holders: tuple[Holder, ...] = ()
-    """The reasons why the next window is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
     """The result of reading one stream. `silent_since_ms` is set while the read is unresponsive.
 
-    `status` describes the stream at `at_ms`. The stream's freshness is computed for that time.
+    `status` and the stream's freshness are those at `at_ms`.
     """
 
     status: StreamState | None = None
@@ -131,7 +120,6 @@ class Line:
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
-    """The time at which the stream was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +133,6 @@ class Overview:
     notes: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     airflow: tuple[str, ...] = ()
-    """Sentences about Airflow components without a recent heartbeat."""
     headline: str = ""
     """A summary of all streams, without a full stop; empty if there are no streams."""
 
@@ -162,7 +149,6 @@ class Around:
     paused_dag: str | None = None
     """The DAG of the stream's writer, if that DAG is paused in Airflow."""
     windows_problem: str | None = None
-    """Why `windows` could not be read."""
 
 
 def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
@@ -175,11 +161,10 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {counted(loading, 'stream')}"
-    return "No stream needs attention, but Airflow does" if airflow else _calm(lines)
+    return "No stream needs attention, but Airflow does" if airflow else _calm_headline(lines)
 
 
-def _calm(lines: Sequence[Line]) -> str:
-    """Summarize streams that need no attention."""
+def _calm_headline(lines: Sequence[Line]) -> str:
     one, of = len(lines) == 1, counted(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
@@ -189,11 +174,11 @@ def _calm(lines: Sequence[Line]) -> str:
     return "The stream is well" if one else f"All {of} are well"
 
 
-def line_of(name: str, spec: StreamSpec | None, reading: StreamReading, around: Around, *, now_ms: int) -> Line:
+def build_line(name: str, spec: StreamSpec | None, reading: StreamReading, around: Around, *, now_ms: int) -> Line:
     """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
     windows = around.windows
     if spec is None:
-        needs = tuple(Need(said, runbook_of("declaration")) for said in reading.broken.splitlines())
+        needs = tuple(Need(line, runbook_link("declaration")) for line in reading.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = reading.status
     state = _state(spec, reading, now_ms=now_ms)
@@ -217,7 +202,7 @@ def line_of(name: str, spec: StreamSpec | None, reading: StreamReading, around: 
     return replace(
         line,
         notes=tuple(dict.fromkeys((*_quiet_notes(state), *status.notices))),
-        freshness_ms=freshness_ms(status, now_ms=_known_at(reading, now_ms)),
+        freshness_ms=freshness_ms(status, now_ms=now_ms if reading.at_ms is None else reading.at_ms),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
         last_hour=flow.last_hour if flow else (),
@@ -236,20 +221,15 @@ def _state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamSt
         return shown(State.RESTART_NEEDED, Level.TROUBLE, reading.outdated)
     waited_ms = 0 if reading.silent_since_ms is None else now_ms - reading.silent_since_ms
     if reading.silent_since_ms is not None and (reading.status is None or waited_ms >= GRACE_MS):
-        said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not responded since"
+        sources = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka"
         level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
-        return shown(State.NO_ANSWER, level, f"{said} {utc(reading.silent_since_ms)}", "unmeasured")
+        sentence = f"{sources} has not responded since {utc(reading.silent_since_ms)}"
+        return shown(State.NO_ANSWER, level, sentence, "unmeasured")
     if reading.status is not None:
         return reading.status
-    return (
-        shown(State.UNREADABLE, Level.BROKEN, reading.problem, "unmeasured")
-        if reading.problem
-        else shown(State.LOADING)
-    )
-
-
-def _known_at(reading: StreamReading, now_ms: int) -> int:
-    return now_ms if reading.at_ms is None else reading.at_ms
+    if reading.problem:
+        return shown(State.UNREADABLE, Level.BROKEN, reading.problem, "unmeasured")
+    return shown(State.LOADING)
 
 
 def _quiet_notes(state: StreamState) -> tuple[str, ...]:
@@ -257,42 +237,36 @@ def _quiet_notes(state: StreamState) -> tuple[str, ...]:
 
 
 def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[Need, ...]:
-    said, windows = {}, around.windows
-    if state.level <= Level.TROUBLE:
-        said[state.sentence or state.state] = runbook_of(state.rule) if state.rule else None
-    said |= dict.fromkeys(_declaration_needs(reading), runbook_of("declaration"))
-    if reading.status is not None and reading.problem:
+    needs, windows, status = {}, around.windows, reading.status
+    is_wrong, unmeasured = state.level <= Level.TROUBLE, runbook_link("unmeasured")
+    if is_wrong:
+        needs[state.sentence or state.state] = runbook_link(state.rule) if state.rule else None
+    needs |= dict.fromkeys(_declaration_needs(reading), runbook_link("declaration"))
+    if status is not None and reading.problem:
         since = f" since {utc(reading.at_ms)}" if reading.at_ms is not None else ""
-        said[f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"] = runbook_of(
-            "unmeasured"
-        )
-    if reading.status is not None and state.level <= Level.TROUBLE:
-        said |= dict.fromkeys(one for one in reading.status.problems if one not in state.sentence)
-    if (
-        around.windows_problem is not None
-        and reading.problem is None
-        and reading.status
-        and reading.status.table_exists
-    ):
-        said[f"Cannot read the table's windows, so complete and held windows are unknown: {around.windows_problem}"] = (
-            runbook_of("unmeasured")
-        )
+        sentence = f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"
+        needs[sentence] = unmeasured
+    if status is not None and is_wrong:
+        needs |= dict.fromkeys(one for one in status.problems if one not in state.sentence)
+    if around.windows_problem is not None and reading.problem is None and status and status.table_exists:
+        sentence = "Cannot read the table's windows, so complete and held windows are unknown"
+        needs[f"{sentence}: {around.windows_problem}"] = unmeasured
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds the window {windows.held[0]}{more}: check it, then release it or fix the data"
-        said[sentence] = runbook_of("held")
-    first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
-    said |= {one.sentence: one.runbook for one in around.alerts if not _repeats_state(one, state, first_said)}
-    return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
+        needs[sentence] = runbook_link("held")
+    first = next(iter(needs), "") if is_wrong else ""
+    needs |= {one.sentence: one.runbook for one in around.alerts if not _repeats_state(one, state, first)}
+    return tuple(Need(sentence, runbook) for sentence, runbook in needs.items())
 
 
 def _declaration_needs(reading: StreamReading) -> Iterator[str]:
     """Yield the errors and conflicts of the declaration, up to `MAX_ERRORS` of each."""
-    for said, lines in (
+    for problem, lines in (
         ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
         ("The declaration is in use, but conflicts with another", reading.conflict.splitlines()),
     ):
-        yield from (f"{said}: {line}" for line in lines[:MAX_ERRORS])
+        yield from (f"{problem}: {line}" for line in lines[:MAX_ERRORS])
         if len(lines) > MAX_ERRORS:
             yield f"{len(lines) - MAX_ERRORS:,} more errors: run `frazil validate`"
 
@@ -301,17 +275,15 @@ def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: st
     """Return a need for the paused writer DAG, if that explains why the stream has no writer."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
-    said = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
-    return (Need(said, dag=paused_dag),)
+    sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
+    return (Need(sentence, dag=paused_dag),)
 
 
-def _repeats_state(alert: StandingAlert, state: StreamState, first_said: str) -> bool:
-    """Whether an alert repeats the stream's state: it quotes the first sentence of the stream's needs, or the stream is
-    broken and both have the same rule.
-    """
+def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool:
+    """Whether an alert quotes `first`, the stream's first need, or has the rule of a broken stream."""
     if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
         return True
-    return bool(first_said) and first_said in alert.sentence
+    return bool(first) and first in alert.sentence
 
 
 def sort_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -324,7 +296,7 @@ def group_by_stream(
 ) -> dict[str, list[StandingAlert]]:
     """Group alerts by stream. Alerts that belong to no stream are under the empty name.
 
-    `tables` maps each table, including dead-letter tables and tables of routes, to its streams.
+    `tables` maps each table, of any kind, to its streams.
     """
     found: dict[str, list[StandingAlert]] = {}
     for alert in alerts:
@@ -343,19 +315,15 @@ def _streams_of(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Se
     return tables.get(alert.subject.removeprefix("care of "), ())
 
 
-def _is_about_a_stream(alert: StandingAlert) -> bool:
-    return alert.subject.startswith(("stream ", "care of "))
-
-
-def health_of(
+def combine_health(
     tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined state of the files and metadata of some tables.
+    """Return the combined state of the files and metadata of some tables, from the alerts of their stream.
 
-    `due` maps tables to due actions; it is None if nothing was measured. `alerts` are the alerts of the stream that
-    writes to the tables.
+    `due` maps tables to due actions; it is None if nothing was measured.
     """
-    rules = sorted({alert.rule for alert in alerts if alert.rule in TABLE_RULES and not _is_about_a_stream(alert)})
+    of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
+    rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)
     if rules:
         return Health(Level.TROUBLE, "alert", tuple(rules))
     if due is None:

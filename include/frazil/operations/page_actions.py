@@ -24,22 +24,12 @@ class PageAction(StrEnum):
     SEND_AGAIN = "send-again"
 
 
-STREAM_ACTIONS = frozenset(
-    {
-        PageAction.PAUSE,
-        PageAction.RESUME,
-        PageAction.RESTART,
-        PageAction.RESET,
-        PageAction.BACKFILL,
-        PageAction.ABANDON,
-        PageAction.REPLAY,
-    }
-)
+STREAM_ACTIONS = frozenset(PageAction) - {PageAction.MAINTAIN, PageAction.RELEASE, PageAction.SEND_AGAIN}
 """Actions on a stream. The other actions change a table."""
 DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
 """Actions that a DAG run in Airflow carries out."""
 PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
-"""Actions whose effect depends on the table, which is read for the plan and again when the action is carried out."""
+"""Actions whose effect depends on the table, which is read for the plan and again for the action."""
 DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.PAUSE: ("generation",),
     PageAction.RESUME: ("generation", "dag_paused"),
@@ -52,23 +42,12 @@ DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""The fields of `ActionContext` that an action depends on. The action is refused if they changed after the user saw the
-plan. They are users' decisions only: a writer may start or end in between. Prepared actions also depend on the table.
+"""The fields of `ActionContext` that an action depends on: it is refused if they changed after the user saw the plan.
+
+They are users' decisions only: a writer may start or end in between. Prepared actions also depend on the table.
 """
-CONFIRMED_BY_NAME = frozenset(
-    {
-        PageAction.RESET,
-        PageAction.BACKFILL,
-        PageAction.ABANDON,
-        PageAction.REPLAY,
-        PageAction.MAINTAIN,
-        PageAction.RELEASE,
-        PageAction.SEND_AGAIN,
-    }
-)
-"""Actions that change the table or its readers' data. Except in a dry run, the user types the subject's name to
-confirm.
-"""
+CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
+"""Actions that change the table or its readers' data. To confirm, the user types the subject's name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
 TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
 """Actions that are possible only in certain states of the stream's table."""
@@ -91,7 +70,6 @@ class UnfinishedRun:
 
     id: str
     waits: bool
-    """Whether the run is queued, so that none of its tasks has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +80,6 @@ class ActionContext:
     """The name of the stream or table."""
     desired: str | None = None
     generation: int | None = None
-    """The generation of the desired state."""
     writer_runs: bool = False
     has_table: bool = True
     dag: str | None = None
@@ -110,13 +87,11 @@ class ActionContext:
     dag_paused: bool | None = None
     """Whether the DAG is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
-    """Why the stream's declaration or state makes the action impossible; None if it is possible."""
     backfill: str = ""
     """The id and state of the stream's open backfill or replay."""
     run: UnfinishedRun | None = None
     """A run of the DAG that is already changing the subject's tables."""
     silent: tuple[MissingComponent, ...] = ()
-    """Airflow components without a recent heartbeat."""
     staged: str = ""
     """A sentence on the progress of the stream's open backfill or replay."""
 
@@ -137,9 +112,7 @@ class Plan:
     version_token: str = ""
     """Token of the plan. The confirmation sends it back, so that frazil does exactly what the user confirmed."""
     retype: bool = False
-    """Whether the user confirms by typing the subject's name."""
     generation: int | None = None
-    """The generation of the desired state that the action would replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +124,12 @@ class Prepared:
 
     says: tuple[str, ...]
     version_token: str
-    """A token that changes with the effects."""
     carry_out: Callable[[], object]
     refused: str | None = None
 
 
-def plan_of(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action.
-
-    For a prepared action, the caller adds the effects that depend on the table.
-    """
+def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
+    """Describe the effects of an action. For a prepared action, the caller adds those that depend on the table."""
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,
@@ -176,10 +145,8 @@ def plan_of(action: PageAction, now: ActionContext, *, dry: bool = False) -> Pla
     waits = waits_for(action, now.silent)
     retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
     refused = _refusal(action, now, dry=dry)
-    said = (*says, *_run_words(action, now), *waits)
-    return Plan(
-        action, said, refused, version_token=now.version_token(action), retype=retype, generation=now.generation
-    )
+    effects, token = (*says, *_run_words(action, now), *waits), now.version_token(action)
+    return Plan(action, effects, refused, version_token=token, retype=retype, generation=now.generation)
 
 
 def waits_for(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
@@ -196,14 +163,14 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))
-    said = [
+    changes = [
         _CHANGE_TEXTS[name](was[name], value)
         for name, _, value in (one.partition("=") for one in parts.split(",") if one)
         if was.get(name, value) != value
     ]
     if then_table != by_table and then_table and by_table:
-        said.append(_TABLE_CHANGE_TEXTS[action])
-    return ", and ".join(said) or "the request does not confirm the shown plan"
+        changes.append(_TABLE_CHANGE_TEXTS[action])
+    return ", and ".join(changes) or "the request does not confirm the shown plan"
 
 
 def _dag_change(was: str, now: str) -> str:
@@ -243,17 +210,15 @@ def _pause(now: ActionContext) -> tuple[str, ...]:
 
 
 def _resume(now: ActionContext) -> tuple[str, ...]:
-    supervised = (
-        "Its supervisor in Airflow starts a writer within seconds; the writer continues from the table's position."
-    )
-    return (supervised, *_unsupervised(now))
+    starts = "Its supervisor in Airflow starts a writer within seconds. The writer continues from the table's position."
+    return (starts, *_unsupervised(now))
 
 
 def _restart(now: ActionContext) -> tuple[str, ...]:
     before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
     resumed = f"{now.subject} is paused; this action resumes it." if now.desired == "paused" else ""
-    said = (before or f"{NO_WRITER_NOW} A new writer starts within seconds.", resumed, *_unsupervised(now))
-    return tuple(one for one in said if one)
+    effects = (before or f"{NO_WRITER_NOW} A new writer starts within seconds.", resumed, *_unsupervised(now))
+    return tuple(effect for effect in effects if effect)
 
 
 def _unsupervised(now: ActionContext) -> tuple[str, ...]:
@@ -269,76 +234,53 @@ def _reset(now: ActionContext) -> tuple[str, ...]:
 
 
 def _backfill(now: ActionContext) -> tuple[str, ...]:
-    return (
-        (
-            f"Records that are in Kafka but not in the table of {now.subject} are written to a branch, audited, and "
-            "published in one commit, each of them exactly once."
-        ),
-        "A dry run only logs what it would change.",
-        *_open_backfill_words(now),
+    effect = (
+        f"Records that are in Kafka but not in the table of {now.subject} are written to a branch, audited, and "
+        "published in one commit, each of them exactly once."
     )
-
-
-def _open_backfill_words(now: ActionContext) -> tuple[str, ...]:
-    if not now.staged:
-        return ()
-    return (
-        now.staged,
-        (
-            "A run with the same form continues it. A run with another form starts after other runs of the DAG, and "
-            "fails unless this backfill has been published or abandoned by then."
-        ),
+    reruns = (
+        "A run with the same form continues it. A run with another form starts after other runs of the DAG, and "
+        "fails unless this backfill has been published or abandoned by then."
     )
+    return (effect, "A dry run only logs what it would change.", *((now.staged, reruns) if now.staged else ()))
 
 
 def _abandon(now: ActionContext) -> tuple[str, ...]:
-    return (
-        f"The staged rows of the backfill of {now.subject} are removed. None of them is in the table yet.",
-        (
-            "A running DAG run fails and is not retried. A queued run would start the backfill again: mark it as "
-            "failed in Airflow."
-        ),
+    runs = (
+        "A running DAG run fails and is not retried. A queued run would start the backfill again: mark it as "
+        "failed in Airflow."
     )
+    return (f"The staged rows of the backfill of {now.subject} are removed. None of them is in the table yet.", runs)
 
 
 def _replay(now: ActionContext) -> tuple[str, ...]:
-    return (
-        (
-            f"The dead letters of {now.subject} are decoded again with the current declaration. Those that succeed "
-            "are written or merged, each exactly once; the others stay."
-        ),
-        "A dry run only counts the dead letters.",
+    effect = (
+        f"The dead letters of {now.subject} are decoded again with the current declaration. Those that succeed "
+        "are written or merged, each exactly once; the others stay."
     )
+    return (effect, "A dry run only counts the dead letters.")
 
 
 def _maintain(now: ActionContext) -> tuple[str, ...]:
-    who = f"Each table of the {now.subject} that needs it" if now.subject.startswith("route of ") else now.subject
-    return (
-        (
-            f"{who} is compacted, its manifests are rewritten and old snapshots expire, as far as each is due. "
-            "Writers continue to run."
-        ),
-        "A dry run only logs what it would change.",
+    which = f"Each table of the {now.subject} that needs it" if now.subject.startswith("route of ") else now.subject
+    effect = (
+        f"{which} is compacted, its manifests are rewritten and old snapshots expire, as far as each is due. "
+        "Writers continue to run."
     )
+    return (effect, "A dry run only logs what it would change.")
 
 
 def _release(now: ActionContext) -> tuple[str, ...]:
-    return (
-        (
-            f"The window of {now.subject} is signalled with its current rows, although its quality gate did not pass. "
-            "DAGs that wait for it start within a minute."
-        ),
-        "Your name and your reason are stored with the window in frazil.signals.",
+    effect = (
+        f"The window of {now.subject} is signalled with its current rows, although its quality gate did not pass. "
+        "DAGs that wait for it start within a minute."
     )
+    return (effect, "Your name and your reason are stored with the window in frazil.signals.")
 
 
 def _send_again(now: ActionContext) -> tuple[str, ...]:
-    return (
-        (
-            f"The windows of this day of {now.subject} are signalled again. Every DAG that they start runs again, even "
-            "if it has already run for them."
-        ),
-    )
+    effect = f"The windows of this day of {now.subject} are signalled again."
+    return (f"{effect} Every DAG that they start runs again, even if it has already run for them.",)
 
 
 def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
@@ -351,8 +293,8 @@ def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
 def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
     if now.unfit is not None:
         return now.unfit
-    if action in DAG_ACTIONS and (said := _run_refusal(now, dry=dry)):
-        return said
+    if action in DAG_ACTIONS and (refusal := _run_refusal(now, dry=dry)):
+        return refusal
     if action is PageAction.PAUSE and now.desired == "paused":
         return f"{now.subject} is already paused"
     if action is PageAction.RESET and now.writer_runs:
@@ -363,7 +305,6 @@ def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None
 
 
 def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
-    """Return why a run of the DAG cannot be started; None if it can."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which carries out this action. Add it, or check its import errors"
     run = now.run

@@ -1,8 +1,4 @@
-"""Computes records per second over time from a stream's history. Pure.
-
-Each point of the history covers a time span. The records of a batch that took longer than a span are spread over
-several spans.
-"""
+"""Computes records per second over time from a stream's history. Pure. Each point of the history covers a time span."""
 
 from __future__ import annotations
 
@@ -23,15 +19,14 @@ class Rate:
     rejected_per_s: float = 0.0
 
 
-def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
+def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
     """Return the rate for each point, oldest first.
 
     A batch's records are spread over all spans since the previous batch, unless that was long ago. The newest spans
     have no rate while their batch may still be running.
     """
     found: list[Rate] = []
-    waiting: list[Point] = []
-    """The points since the last batch, or since the writer started."""
+    waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None
     known_ms = -math.inf
     for point in points:
@@ -51,14 +46,11 @@ def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
     return tuple(found)
 
 
-def rates_in(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of each of the longer `spans`, from the rates of the points in it.
-
-    A span that has just begun, or in which a writer started or ended, has the rate of its known part.
-    """
+def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
+    """Return the mean rate of the known part of each of the longer `spans`, from the points in it."""
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
-    for point, rate in zip(points, rates_of(points), strict=False):
+    for point, rate in zip(points, compute_rates(points), strict=False):
         found.setdefault(begins[bisect_right(begins, point.at_ms) - 1], []).append((point, rate))
     return tuple(_mean(at_ms, parts) for at_ms, parts in found.items())
 

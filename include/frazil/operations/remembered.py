@@ -12,7 +12,7 @@ from frazil.host.json_file import read_json, replace_json
 from frazil.status.state import StreamState
 
 MAX_AGE_MS = 24 * 3_600_000
-"""Maximum age in milliseconds of a status; older statuses are ignored."""
+"""Maximum age of a status; older statuses are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,7 @@ def save_statuses(file: Path, known: Iterable[Remembered], *, now_ms: int) -> No
 
 
 def load_statuses(file: Path, *, now_ms: int) -> list[Remembered]:
-    """Return the statuses that are not too old. Raises OSError.
-
-    Returns none if the file is missing or another version of frazil wrote it.
-    """
+    """Return the statuses that are not too old; empty for a file of another version. Raises OSError."""
     try:
         known = msgspec.convert(read_json(file) or [], list[Remembered])
     except (ValueError, msgspec.ValidationError):

@@ -23,9 +23,9 @@ from frazil.timetext import utc
 
 
 def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown user") -> Prepared:
-    """Read the table and Kafka, and return the effects of a reset. Raises the errors of both.
+    """Read the table and Kafka, and return the effects of a reset by the user `by`. Raises the errors of both.
 
-    Raises AdoptionRequired for a stream that never began. `by` is the user who would reset the stream.
+    Raises AdoptionRequired for a stream that has not started.
     """
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
@@ -46,10 +46,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown u
 
 
 def compute_moves(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
-    """Return what a new position means for each topic-partition.
-
-    Raises SpecError if rows of a route would land a second time.
-    """
+    """Return the move of each topic-partition. Raises SpecError if rows of a route would land a second time."""
     marker = seen.marker
     if marker and marker.routed is not None and not (spec.route and merging_mode(spec)):
         held = keep_same_topics(marker.offsets, marker.source, now.source)
@@ -57,8 +54,7 @@ def compute_moves(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: 
             raise SpecError(
                 f"stream {spec.name!r} has or had a route, and would read {counted(again, 'offset')} again whose "
                 "rows are already in its tables, so they would be duplicated. Nothing was changed. To add rows that a "
-                f"table is missing, run `frazil reset {spec.name} --to marker` and `frazil backfill "
-                f"{spec.name}`"
+                f"table is missing, run `frazil reset {spec.name} --to marker` and `frazil backfill {spec.name}`"
             )
     return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
 
@@ -81,10 +77,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: Available,
     by: str,
 ) -> Marker:
-    """Move the stream's position, and record the reset in the stream's history.
-
-    Raises the errors of `marker_change.reset`.
-    """
+    """Move the stream's position, and record this in its history. Raises the errors of `marker_change.reset`."""
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
@@ -101,24 +94,21 @@ def reset_sentence(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> Prepared:
-    """Read the table, and return what abandoning its backfill would do. Raises the errors of reading the table.
-
-    `by` is the user who would abandon the backfill.
-    """
+    """Read the table, and return the effects of abandoning its backfill. Raises the errors of reading the table."""
     tables = read_stream(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:
         return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill or replay in progress")
-    return Prepared(
-        (describe_staged(backfill),), backfill.id, lambda: _abandon(open_stream(spec).tables, backfill, by=by)
-    )
 
+    def carry_out() -> None:
+        tables = open_stream(spec).tables
+        if abandon(tables, backfill, by=by).state is BackfillState.PUBLISHED:
+            raise FrazilError(
+                f"cannot abandon the backfill: it has just been published, and table {tables.main.identifier} has its "
+                "rows"
+            )
 
-def _abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str) -> None:
-    if abandon(tables, backfill, by=by).state is BackfillState.PUBLISHED:
-        raise FrazilError(
-            f"cannot abandon the backfill: it has just been published, and table {tables.main.identifier} has its rows"
-        )
+    return Prepared((describe_staged(backfill),), backfill.id, carry_out)
 
 
 def describe_staged(backfill: BackfillMarker) -> str:

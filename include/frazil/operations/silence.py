@@ -21,8 +21,6 @@ DEV_START = "frazil dev up --airflow"
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
-    """The last heartbeat of a component."""
-
     at_ms: int
     runs: bool = True
     """Whether the component runs; False after an orderly shutdown."""
@@ -35,7 +33,6 @@ class MissingComponent:
     component: str
     words: str
     start: str
-    """The command that starts the component."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
         """Describe the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
@@ -46,10 +43,7 @@ class MissingComponent:
 def silent(
     heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """Return the components that an operator must start.
-
-    `dev` is set if `frazil dev up --airflow` runs this Airflow.
-    """
+    """Return the components that an operator must start. `dev` is set in the Airflow of `frazil dev up --airflow`."""
     return tuple(
         MissingComponent(
             component,
@@ -57,12 +51,8 @@ def silent(
             DEV_START if dev else f"airflow {component}",
         )
         for component in EFFECTS
-        if not _is_alive(heartbeats.get(component), now_ms)
+        if not ((last := heartbeats.get(component)) and last.runs and now_ms - last.at_ms <= ALIVE_MS)
     )
-
-
-def _is_alive(heartbeat: ComponentHeartbeat | None, now_ms: int) -> bool:
-    return heartbeat is not None and heartbeat.runs and now_ms - heartbeat.at_ms <= ALIVE_MS
 
 
 def _last_seen(heartbeat: ComponentHeartbeat | None, now_ms: int) -> str:

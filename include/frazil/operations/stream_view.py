@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from urllib.parse import quote
 
 from pyiceberg.table.metadata import TableMetadata
@@ -25,17 +26,17 @@ from frazil.operations.dead_letters import (
     Rejected,
     count_rejected,
     find_treatments,
+    merge_treatments,
     published_summaries,
-    summary_of,
-    with_treatments,
+    read_number,
+    snapshot_summary,
 )
 from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
-from frazil.operations.routed_view import RoutedTables
+from frazil.operations.table_view import RoutedTables
 from frazil.partitions.watermark import slowest_partition
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState
@@ -73,7 +74,7 @@ class Range(IntEnum):
 
     @property
     def span_ms(self) -> int:
-        """The time span of one point, in milliseconds, so that a chart has a few hundred points."""
+        """The time span of one point: a chart has a few hundred points."""
         minutes = {Range.SIX_HOURS: 1, Range.DAY: 10, Range.WEEK: 60, Range.TWO_WEEKS: 120}
         return minutes[self] * MINUTE_MS
 
@@ -90,7 +91,6 @@ class Commit:
     files: int
     bytes: int
     watermark_ms: int | None
-    """The stream's watermark after this batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,6 @@ class OpenBackfill:
     replays: bool
     chunks: int
     planned: int
-    """The estimated total number of chunks."""
     rows: int
     state: str
 
@@ -123,23 +122,21 @@ class History:
     rejected: tuple[Rejected, ...] = ()
     """The error classes of rejected records, most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last day's changes, by a key of `frazil.commit.history.RECORD_OUTCOMES`. Empty for a stream that
-    does not merge.
-    """
+    """Counts of the last day's changes of a merging stream, by a key of `frazil.commit.history.RECORD_OUTCOMES`."""
     marker: Marker | None = None
     past: StreamHistory = NO_PAST
     last_backfill: BackfillMarker | None = None
-    """The stream's last backfill or replay."""
     has_dead_letters: bool = False
-    """Whether the stream's dead-letter table has rows."""
     unreadable: bool = False
-    """Whether the stream's marker cannot be read."""
     coordinates: bool = True
-    """Whether the table has the columns for topic, partition and offset."""
 
     @property
     def backfill(self) -> OpenBackfill | None:
-        return _open_backfill(self.last_backfill)
+        last = self.last_backfill
+        if last is None or not last.is_open:
+            return None
+        planned = max(last.planned, last.chunks)
+        return OpenBackfill(last.id, last.replays, last.chunks, planned, last.records, last.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +151,6 @@ class Partition:
     """The topic-partition's newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """Whether this topic-partition holds the watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +175,7 @@ class StreamView:
     commits: tuple[Commit, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last day's changes."""
     last_changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last batch's changes."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
     runs: tuple[WriterRun, ...] = ()
@@ -197,13 +191,10 @@ class StreamView:
     problems: tuple[str, ...] = ()
     """Sentences about parts of this view that could not be read."""
     airflow: tuple[str, ...] = ()
-    """Sentences about Airflow components without a recent heartbeat."""
     points: tuple[Point, ...] = ()
     """The points of the recorded history, oldest first."""
     rates: tuple[Rate, ...] = ()
-    """Record rates for the spans of `points`."""
     happened: tuple[HistoryEvent, ...] = ()
-    """Events, newest first."""
     backfill: OpenBackfill | None = None
     log: str | None = None
     """The path in Airflow's UI of the log of the stream's writer task."""
@@ -229,17 +220,15 @@ def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     `dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
     """
     newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), MAX_COMMITS)]
-    changes: Counter[str] = Counter()
-    for snapshot, _ in commit_records(metadata, spec.name):
-        if now_ms - snapshot.timestamp_ms > DAY_MS:
-            break
-        changes.update(merge_counts(summary_of(snapshot)))
-    for summary in published_summaries(metadata, spec.name, since_ms=now_ms - DAY_MS):
+    changes, day_ms = Counter[str](), now_ms - DAY_MS
+    last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
+    published = published_summaries(metadata, spec.name, since_ms=day_ms)
+    for summary in (*(snapshot_summary(snapshot) for snapshot, _ in last_day), *published):
         changes.update(merge_counts(summary))
     treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
-    past = replace(past, happened=with_treatments(past.happened, shown))
+    past = replace(past, happened=merge_treatments(past.happened, shown))
     commits = tuple(map(_commit, reversed(newest)))
     head = head_of(dead_letters) if dead_letters else None
     return History(
@@ -255,33 +244,16 @@ def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     )
 
 
-def _open_backfill(last_backfill: BackfillMarker | None) -> OpenBackfill | None:
-    if last_backfill is None or not last_backfill.is_open:
-        return None
-    return OpenBackfill(
-        last_backfill.id,
-        last_backfill.replays,
-        last_backfill.chunks,
-        max(last_backfill.planned, last_backfill.chunks),
-        last_backfill.records,
-        last_backfill.state,
-    )
-
-
 def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | None:
     try:
         return read_backfill(metadata.properties, stream)
-    except MarkerUnreadable:  # abandoning it or going on with it reports this
+    except MarkerUnreadable:  # an attempt to abandon or continue it reports this
         return None
 
 
 def _commit(snapshot: Snapshot) -> Commit:
-    summary = summary_of(snapshot)
-
-    def number(name: str) -> int:
-        text = summary.get(name, "")
-        return int(text) if text.isdecimal() else 0
-
+    summary = snapshot_summary(snapshot)
+    number = partial(read_number, summary)
     watermark = summary.get("frazil.watermark-ms", "")
     return Commit(
         at_ms=snapshot.timestamp_ms,
@@ -297,11 +269,11 @@ def _commit(snapshot: Snapshot) -> Commit:
 
 def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
     """Return the sentences on unreadable parts, without Kafka's sentence if the status already reports it."""
-    said = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
-    return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not said))
+    reported = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
+    return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
 
-def partitions_of(
+def list_partitions(
     marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
 ) -> tuple[Partition, ...]:
     """Return each topic-partition that the marker or Kafka has. `ends` is None while Kafka does not respond."""
@@ -329,18 +301,15 @@ def total_lag(partitions: Sequence[Partition]) -> int | None:
     return sum(lags) if partitions and len(lags) == len(partitions) else None
 
 
-def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
-    """Return at most `MAX_PARTITIONS` topic-partitions, ordered by name.
-
-    Topic-partitions that hold the watermark back come first, then those with the largest lag.
-    """
+def limit_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
+    """Return at most `MAX_PARTITIONS`, by name: those that hold the watermark back, then those with the largest lag."""
     if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
     worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
     return tuple(sorted(worst, key=lambda one: (one.topic, one.partition)))
 
 
-def runs_of(observation: Observation | None) -> tuple[WriterRun, ...]:
+def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
     """Return the runs of the writer on this host, newest first, including the current one."""
     if observation is None:
         return ()
@@ -371,12 +340,12 @@ def _ended_run(end: ExitRecord) -> WriterRun:
     return WriterRun(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
 
 
-def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
+def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
     """Return labels and values of the main settings. `names` maps identifiers of the stream's tables to names."""
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_in_words,
-        **({"Route": _route_in_words(spec.route)} if spec.route else {}),
+        **({"Route": " ".join(filter(None, ("by", spec.route.by, spec.route.name)))} if spec.route else {}),
         "Default table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
@@ -388,31 +357,21 @@ def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _route_in_words(route: Route) -> str:
-    return f"by {route.by} {route.name}" if route.name else f"by {route.by}"
-
-
 def downsample(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
-    """Merge points into points of the range's span, oldest first.
-
-    The last merged point ends with the last of `points`, so it may be shorter than the others.
-    """
+    """Merge points into points of the range's span, oldest first. The last one may be shorter."""
     found: dict[int, Point] = {}
     for point in points:
         at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)
-        found[at_ms] = before.then(point) if before else _widen(point, at_ms, shown.span_ms)
+        span_ms = max(shown.span_ms, point.span_ms)
+        found[at_ms] = before.add(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
     if found:
         at_ms, last = found.popitem()
         found[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))
     return tuple(found.values())
 
 
-def _widen(point: Point, at_ms: int, span_ms: int) -> Point:
-    return replace(point, at_ms=at_ms, span_ms=max(span_ms, point.span_ms))
-
-
-def topics_of(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
+def list_topics(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
     """Return the stream's topics. `address` is the topic viewer's URL with {topic} in it, or empty."""
     names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -12,10 +14,10 @@ from frazil.maintenance.alert_rules import FEWEST_FILES
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import Due, enabled
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import PastOutcome
+from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar
-from frazil.operations.overview import Health, StandingAlert, health_of
+from frazil.operations.dead_letters import read_number, snapshot_summary
+from frazil.operations.overview import Health, StandingAlert, combine_health
 from frazil.spec.maintenance import Maintenance
 from frazil.status.state import Level, StreamState
 
@@ -23,10 +25,8 @@ SMALLEST_BUCKET = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
-"""Maximum number of characters shown of the list of lost offsets."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
-"""Operations on dead letters, with their labels."""
 LABELS = {
     "batch": "batch",
     "merge": "merge",
@@ -121,7 +121,6 @@ class TableView:
     """The table's state, in the overview's words."""
     streams: tuple[str, ...]
     every: str
-    """The interval of the table's maintenance."""
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[StandingAlert, ...] = ()
@@ -132,10 +131,9 @@ class TableView:
     may_act: bool = False
     problems: tuple[str, ...] = ()
     airflow: tuple[str, ...] = ()
-    """Sentences about Airflow components without a recent heartbeat."""
 
 
-def shape_of(  # noqa: PLR0913 - all facts about a table
+def build_shape(  # noqa: PLR0913 - all facts about a table
     metadata: TableMetadata,
     health: TableHealth,
     actions: Mapping[DueAction, Due],
@@ -144,10 +142,7 @@ def shape_of(  # noqa: PLR0913 - all facts about a table
     past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
-    """Build the shape from a measurement, file sizes, due actions and past maintenance.
-
-    `past` is ordered oldest first.
-    """
+    """Build the shape from a measurement, file sizes, due actions and past maintenance (oldest first)."""
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -161,7 +156,7 @@ def shape_of(  # noqa: PLR0913 - all facts about a table
         list_bytes_per_file=health.manifest_list_bytes / max(health.data_files, FEWEST_FILES),
         limit=settings.alerts.manifest_list_bytes_per_file,
         histogram=histogram(sizes),
-        marks=marks_of(metadata, past),
+        marks=build_marks(metadata, past),
         past=tuple(past[: -MAX_PAST_RUNS - 1 : -1]),
         actions=tuple(
             Action(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
@@ -171,12 +166,11 @@ def shape_of(  # noqa: PLR0913 - all facts about a table
 
 def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
     """Count files by size. Each bucket is twice as wide as the one before; empty buckets in between are included."""
-    files: dict[int, int] = {}
-    total: dict[int, int] = {}
+    files, total = Counter[int](), Counter[int]()
     for size in sizes:
-        index = max((max(size, 1) // SMALLEST_BUCKET).bit_length(), 0)
-        files[index] = files.get(index, 0) + 1
-        total[index] = total.get(index, 0) + size
+        index = (size // SMALLEST_BUCKET).bit_length()
+        files[index] += 1
+        total[index] += size
     if not files:
         return ()
 
@@ -184,36 +178,34 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
         return SMALLEST_BUCKET << (index - 1) if index else 0
 
     return tuple(
-        Bucket(at_least(index), at_least(index + 1), files.get(index, 0), total.get(index, 0))
+        Bucket(at_least(index), at_least(index + 1), files[index], total[index])
         for index in range(min(files), max(files) + 1)
     )
 
 
-def marks_of(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
+def build_marks(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
     """Return a mark for each of the newest snapshots of all branches, and for each expiry after the oldest of these."""
     newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]]
     expiries = [
-        Mark(one.at_ms, "expiry", "expiry", None, 0, _expired(one))
+        Mark(
+            one.at_ms, "expiry", "expiry", None, 0, f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
+        )
         for one in past
         if one.action == DueAction.EXPIRY and one.ending is Ending.DONE and newest and one.at_ms >= newest[0].at_ms
     ]
     return tuple(sorted((*newest, *expiries), key=lambda one: one.at_ms))
 
 
-def _expired(one: PastOutcome) -> str:
-    return f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
-
-
 def _mark(snapshot: Snapshot) -> Mark:
-    summary = _summary(snapshot)
-    added, gone = _number(summary, "added-data-files"), _number(summary, "deleted-data-files")
+    summary = snapshot_summary(snapshot)
+    added, gone = read_number(summary, "added-data-files"), read_number(summary, "deleted-data-files")
     kind, operation = _kind(snapshot, summary), summary.get("frazil.operation", "")
     label, did = LABELS.get(kind, "marker changed"), ""
     if kind == "position":
         kind, label, did = MARKER_OPERATIONS.get(operation, (kind, label, operation))
     words = {
-        "batch": f"{_number(summary, 'frazil.records'):,} records",
-        "merge": f"{_number(summary, 'frazil.records'):,} changes",
+        "batch": f"{read_number(summary, 'frazil.records'):,} records",
+        "merge": f"{read_number(summary, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
         "dead-letters": DEAD_LETTER_OPERATIONS.get(operation, ""),
     }
@@ -236,25 +228,12 @@ def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
     return "position" if summary.get("frazil.stream") and summary.get("frazil.operation") else "others"
 
 
-def _summary(snapshot: Snapshot) -> Mapping[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary else {}
-
-
-def _number(summary: Mapping[str, str], name: str) -> int:
-    """Read a number from a summary; 0 if the value is not a number, because other programs may write anything there."""
-    text = summary.get(name, "")
-    return int(text) if text.isdecimal() else 0
-
-
-def state_of(
+def table_health(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
 ) -> Health:
-    """Return the health of a table: its files and metadata by the overview's rules, then whether it needs attention.
-
-    `shape` is None if it is unknown.
-    """
+    """Return the health of a table by the overview's rules, then whether it needs attention; `shape` may be unknown."""
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
-    found = health_of(["it"], alerts, due)
+    found = combine_health(["it"], alerts, due)
     if found is not None and found.level is Level.TROUBLE:
         return found
     if alerts or amiss or (calendar and any(cell.state == "held" for cell in calendar.cells)):
@@ -262,7 +241,7 @@ def state_of(
     return found or Health(Level.UNKNOWN, "unknown")
 
 
-def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
+def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
     """Return a sentence for each stream that routes to a table and reports a problem of this table."""
     return tuple(
         f"The table differs from what the route of {status.name} expects ({status.amiss[identifier]}): "
@@ -270,3 +249,42 @@ def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...
         for status in statuses
         if identifier in status.amiss
     )
+
+
+MAX_ROUTED_TABLES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTable:
+    """A routed table. `amiss` describes its problem in a few words; empty without a known problem."""
+
+    name: str
+    amiss: str = ""
+    level: Level = Level.WELL
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTables:
+    """The tables of a route that match the search: the first `MAX_ROUTED_TABLES`, tables with problems first."""
+
+    tables: tuple[RoutedTable, ...]
+    found: int
+    in_all: int
+
+
+def search_routed(
+    names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
+) -> RoutedTables | None:
+    """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.
+
+    `amiss` maps names, also of missing tables, to problems. `level` is the level of the route's stream.
+    """
+    wrong = amiss or {}
+    if not names and not wrong:
+        return None
+    every = sorted({*(names or ()), *wrong}, key=lambda name: (name not in wrong, name))
+    words = search.lower().split()
+    found = [name for name in every if all(word in f"{name} {wrong.get(name, '')}".lower() for word in words)]
+    marked = min(level, Level.TROUBLE)
+    shown = (RoutedTable(name, wrong[name], marked) if name in wrong else RoutedTable(name) for name in found)
+    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))

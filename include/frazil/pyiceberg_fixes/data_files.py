@@ -1,8 +1,7 @@
 """Patches how PyIceberg reads and writes data files, in each process that imports this module.
 
 PyIceberg 0.12 reads null lists and maps of structs as empty, and may compute an upper bound that is not valid text.
-Each module that reads or writes data files through PyIceberg imports this one. `manifests` patches the values of
-manifests.
+Each module that reads or writes data files through PyIceberg imports this one.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import warnings
 from datetime import UTC, datetime
 
 from frazil.errors import FrazilError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
 from frazil.quality.gate import GateRequest
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     requests = [GateRequest.from_json(line) for line in sys.stdin.read().splitlines()]
     with answer:
         try:
-            with extras_named():
+            with report_missing_extras():
                 from frazil.quality.evaluate import evaluate  # noqa: PLC0415 - after the settings above
 
                 for request in requests:

@@ -1,25 +1,147 @@
-"""Evaluates one window: finds the window, chooses the engine, validates the rows, and writes the result page."""
+"""Evaluates one window: finds it, chooses the engine, reads and validates its rows, and writes the result page."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.schema import Schema
+from pyiceberg.table import DataScan
+from pyiceberg.types import TimestamptzType
+
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
+from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
-from frazil.quality.pages import GateRun, write_pages
+from frazil.quality.pages import page_path, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
-from frazil.quality.window import GatedWindow, open_window, start_spark
+from frazil.spec.type_ends import rows_between
+from frazil.table.catalogs import catalog_config, catalog_errors, open_existing_catalog, spark_properties
 
 if TYPE_CHECKING:
     from frazil.quality.validation import Validation
 
+_NULLABLE = {
+    pa.bool_(): pd.BooleanDtype(),
+    pa.int32(): pd.Int32Dtype(),
+    pa.int64(): pd.Int64Dtype(),
+}
+"""pandas types for Arrow types. With pandas' default types, a null turns an integer column into floats, which changes
+large integers.
+"""
+
+PARTITIONS_PER_CORE = 2
 MAX_ARROW_ROWS = 5_000_000
 """Maximum number of rows for which pandas is used.
 
 At 1 million rows, pandas is faster than Spark and takes 0.8 GB (bench/gate.py). The limit itself is not measured.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class GatedWindow:
+    """The window of a request, as found in the catalog; its rows are read on demand."""
+
+    request: GateRequest
+    schema: Schema
+    scan: DataScan
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset(field.name for field in self.schema.fields)
+
+    def max_rows(self) -> int:
+        """Return the row count of all files that may hold rows of the window, from the snapshot's metadata."""
+        return sum(task.file.record_count for task in self.scan.plan_files())
+
+    def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
+        rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
+        return rows.to_pandas(types_mapper=_NULLABLE.get)
+
+    def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
+        """Return a Spark DataFrame of the same rows; NaN becomes null, as in pandas."""
+        parts = (catalog_config(self.request.catalog).name, *self.request.table.split("."))
+        name = ".".join(f"`{part}`" for part in parts)
+        begin, end = self._bounds()
+        kind = "TIMESTAMP" if begin.tzinfo else "TIMESTAMP_NTZ"
+        rows = (
+            session.read.option("versionAsOf", str(self.request.snapshot_id))
+            .table(name)
+            .where(f"`{self.request.event_time}` >= {kind} '{begin}' AND `{self.request.event_time}` < {kind} '{end}'")
+            .select(*(f"`{column}`" for column in columns or (self.request.event_time,)))
+        )
+        present = rows.selectExpr(*(_nan_as_null(column, kind) for column, kind in rows.dtypes))
+        # A partition has many small files, and every expectation reads all of them.
+        return present.coalesce(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
+
+    def _bounds(self) -> tuple[datetime, datetime]:
+        """Return the window's bounds; they have a time zone if the event-time column has one."""
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        begin, end = (epoch + timedelta(microseconds=us) for us in (self.request.from_us, self.request.to_us))
+        if isinstance(self.schema.find_type(self.request.event_time), TimestamptzType):
+            return begin, end
+        return begin.replace(tzinfo=None), end.replace(tzinfo=None)
+
+
+def open_window(request: GateRequest) -> GatedWindow:
+    """Find the window in the catalog.
+
+    Raises SpecError (the table or column does not exist), FrazilError (the snapshot has expired), and catalog errors.
+    """
+    catalog = open_existing_catalog(request.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(request.table)
+        except NoSuchTableError as error:
+            raise SpecError(f"{request.suite}: the catalog {catalog.name!r} has no table {request.table}") from error
+    snapshot = table.snapshot_by_id(request.snapshot_id)
+    if snapshot is None:
+        raise FrazilError(f"{request.table} no longer has snapshot {request.snapshot_id}: evaluate the window again")
+    schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
+    if request.event_time not in schema.column_names:
+        raise SpecError(f"{request.table} has no column {request.event_time}, which the stream declares as event time")
+    row_filter = rows_between(schema.find_field(request.event_time), request.from_us, request.to_us - 1)
+    return GatedWindow(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
+
+
+def start_spark(request: GateRequest) -> Any:
+    """Start a small, quiet Spark session on loopback with the request's catalog; `request.spark` overrides its
+    properties.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - small windows need no Spark
+
+    properties = {
+        "spark.master": "local[*]",
+        "spark.app.name": f"frazil gate {request.table}",
+        "spark.driver.memory": "2g",
+        # Halves the start-up time, and is as fast for a million rows.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        **spark_properties(request.catalog),
+        **request.spark,
+    }
+    builder = SparkSession.builder
+    for key, value in properties.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _nan_as_null(name: str, kind: str) -> str:
+    if kind not in {"float", "double"}:
+        return f"`{name}`"
+    return f"CASE WHEN NOT isnan(`{name}`) THEN `{name}` END AS `{name}`"
 
 
 def evaluate(
@@ -36,32 +158,25 @@ def evaluate(
     engine: str = request.engine
     if engine == "auto":
         engine = "arrow" if window.max_rows() <= MAX_ARROW_ROWS else "spark"
-    if engine == "spark":
-        rows, found = _with_spark(suite, window, start_session(request))
-    else:
-        rows, found = _with_arrow(suite, window)
-    failures = found.failures if found else ()
-    run = GateRun(request, now, rows, failures, engine, round(time.monotonic() - began, 1))
-    page = write_pages(run, found.html if found else "")
-    return GateResult(not failures, rows, failures, str(page), engine, round(time.monotonic() - began, 3))
+    rows, validation = _evaluate_rows(suite, window, start_session(request) if engine == "spark" else None)
+    failures = validation.failures if validation else ()
+    page, seconds = str(page_path(request, now)), round(time.monotonic() - began, 3)
+    result = GateResult(not failures, rows, failures, page, engine, seconds)
+    write_pages(request, result, now, expectations=validation.html if validation else "")
+    return result
 
 
-def _with_arrow(suite: Suite, window: GatedWindow) -> tuple[int, Validation | None]:
-    frame = window.to_pandas(suite.columns)
-    return len(frame), _validate(suite, frame, spark=False) if len(frame) else None
-
-
-def _with_spark(suite: Suite, window: GatedWindow, session: Any) -> tuple[int, Validation | None]:
-    frame = window.to_spark(suite.columns, session).persist()
-    rows = frame.count()
+def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, Validation | None]:
+    """Return the number of rows, and the result of the suite; None without rows. Without a session, uses pandas."""
+    frame = window.to_pandas(suite.columns) if session is None else window.to_spark(suite.columns, session).persist()
     try:
-        return rows, _validate(suite, frame, spark=True) if rows else None
+        rows = len(frame) if session is None else frame.count()
+        if not rows:
+            return 0, None
+        # Loading Great Expectations takes seconds, which an empty window and a refused suite do not need.
+        from frazil.quality.validation import validate  # noqa: PLC0415
+
+        return rows, validate(suite, frame, spark=session is not None)
     finally:
-        frame.unpersist()
-
-
-def _validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
-    # Loading Great Expectations takes seconds, which an empty window and a refused suite do not need.
-    from frazil.quality.validation import validate  # noqa: PLC0415
-
-    return validate(suite, frame, spark=spark)
+        if session is not None:
+            frame.unpersist()

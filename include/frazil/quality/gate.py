@@ -89,8 +89,8 @@ def unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
     """Evaluate windows of one table in order, in one child process, which is killed at the timeout.
 
-    Raises SpecError if the suite cannot be used on this table, AccessDenied and CommitUnavailable like the catalog, and
-    FrazilError if the process crashed or was too slow. After an error, no window is evaluated.
+    Raises SpecError if the suite cannot be used on this table, and FrazilError if the process crashed or was too slow.
+    Also raises the catalog's AccessDenied and CommitUnavailable. After an error, no window is evaluated.
     """
     if not requests:
         return ()

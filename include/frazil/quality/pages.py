@@ -13,57 +13,49 @@ from __future__ import annotations
 import fcntl
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from frazil.quality.gate import GateRequest
+from frazil.quality.gate import GateRequest, GateResult
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_INDEXED_RUNS = 1000
 """Maximum number of runs, the newest, to which the index links; the pages of older runs stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateRun:
-    """Facts about a run, shown at the head of its page, above the expectations."""
-
-    request: GateRequest
-    at: datetime
-    rows: int
-    failures: tuple[str, ...]
-    engine: str
-    seconds: float
+def page_path(request: GateRequest, at: datetime) -> Path:
+    """Return the path of the page about a run at this time."""
+    file = f"{_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
+    return request.docs / _safe_name(request.table) / file
 
 
-def write_pages(run: GateRun, expectations: str) -> Path:
-    """Write this run's page and update the index; return the page's path. `expectations` must be safe HTML."""
-    docs = run.request.docs
-    page = docs / _safe_name(run.request.table) / f"{_safe_name(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
+def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expectations: str) -> None:
+    """Write the page of this run and update the index. `expectations` must be safe HTML."""
+    docs, page = request.docs, Path(result.docs)
     page.parent.mkdir(parents=True, exist_ok=True)
     templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
-    page.write_text(templates.get_template("run.html").render(run=run, expectations=expectations))
+    run = templates.get_template("run.html").render(request=request, result=result, at=at, expectations=expectations)
+    page.write_text(run)
+    entry = {
+        "at": f"{at:%Y-%m-%d %H:%M:%S}",
+        "table": request.table,
+        "partition": request.partition,
+        "rows": result.rows,
+        "failures": len(result.failures),
+        "page": page.relative_to(docs).as_posix(),
+    }
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = _append_run(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
-        shown = [one for one in reversed(runs) if (docs / one["page"]).exists()]
-        _replace(docs / "index.html", templates.get_template("index.html").render(runs=shown))
-    return page
+        runs = [one for one in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / one["page"]).exists()]
+        _replace(docs / "index.html", templates.get_template("index.html").render(runs=runs))
 
 
-def _append_run(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
+def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Add a run to the file, and return the runs that the file keeps, newest last."""
-    entry = {
-        "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
-        "table": run.request.table,
-        "partition": run.request.partition,
-        "rows": run.rows,
-        "failures": len(run.failures),
-        "page": page,
-    }
     before = file.read_text().splitlines() if file.exists() else []
     lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
     _replace(file, "\n".join(lines) + "\n")

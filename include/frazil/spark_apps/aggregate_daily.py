@@ -10,11 +10,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.table.configuration import exit_if_unreadable
+from frazil.host.process_log import exit_on_error
+from frazil.table.configuration import check_configuration
 
 
 def main() -> int:
-    exit_if_unreadable()
+    with exit_on_error():
+        check_configuration()
     from frazil.aggregate.day_input import NO_REVISIONS  # noqa: PLC0415 - PyIceberg reads its configuration when imported
     from frazil.aggregate.main import run_aggregation  # noqa: PLC0415
 

@@ -13,15 +13,14 @@ import sys
 from pathlib import Path
 
 from frazil.backfill.request import parse_request
-from frazil.errors import FrazilError
-from frazil.host.process_log import log_to_stderr
-from frazil.safe_text import safe
+from frazil.host.process_log import exit_on_error, log_to_stderr
 from frazil.spec.load import find_stream
-from frazil.table.configuration import exit_if_unreadable
+from frazil.table.configuration import check_configuration
 
 
 def main() -> int:
-    exit_if_unreadable()
+    with exit_on_error():
+        check_configuration()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
@@ -35,7 +34,7 @@ def main() -> int:
     arguments = parser.parse_args()
     log_to_stderr()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    try:
+    with exit_on_error():
         spec = find_stream(arguments.streams, arguments.name)
         with open_backfill(spec, parse_request({**arguments.request, "stream": arguments.name})) as backfill:
             session = SparkSession.builder.appName(f"frazil backfill {spec.name}").getOrCreate()
@@ -44,9 +43,6 @@ def main() -> int:
                     stage(backfill, engine)
             finally:
                 session.stop()
-    except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return error.exit_code
     return 0
 
 

@@ -11,10 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from frazil.errors import FrazilError
-from frazil.extras import extras_named
+from frazil.extras import report_missing_extras
+from frazil.host.process_log import exit_on_error
 from frazil.remote.driver_environment import remove_catalog_config, set_up_home
-from frazil.safe_text import safe
 
 
 def main() -> int:
@@ -26,13 +25,10 @@ def main() -> int:
     arguments = parser.parse_args()
     set_up_home(os.environ, Path.cwd())
     try:
-        with extras_named():
+        with exit_on_error(), report_missing_extras():
             from frazil.remote.driver import drive  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
             return drive(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)
-    except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return error.exit_code
     finally:
         remove_catalog_config(os.environ)
 

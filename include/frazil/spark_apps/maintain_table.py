@@ -10,12 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from frazil.host.process_log import exit_on_error
 from frazil.maintenance.due import Action
-from frazil.table.configuration import exit_if_unreadable
+from frazil.table.configuration import check_configuration
 
 
 def main() -> int:
-    exit_if_unreadable()
+    with exit_on_error():
+        check_configuration()
     from frazil.maintenance.main import run_maintenance  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
     parser = argparse.ArgumentParser(description="Keep tables of declared streams in shape.")

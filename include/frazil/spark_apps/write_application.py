@@ -10,9 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.errors import FrazilError
-from frazil.extras import extras_named
-from frazil.safe_text import safe
+from frazil.extras import report_missing_extras
+from frazil.host.process_log import exit_on_error
 from frazil.table.configuration import check_configuration
 
 
@@ -22,13 +21,9 @@ def main() -> int:
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
     arguments = parser.parse_args()
-    try:
+    with exit_on_error(), report_missing_extras():
         check_configuration()
-        with extras_named():
-            from frazil.application.main import run_application  # noqa: PLC0415 - as in write_stream.py
-    except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return error.exit_code
+        from frazil.application.main import run_application  # noqa: PLC0415 - as in write_stream.py
     return run_application(arguments.name, arguments.streams, until_caught_up=arguments.until_caught_up)
 
 

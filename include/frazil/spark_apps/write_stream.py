@@ -10,9 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.errors import FrazilError
-from frazil.extras import extras_named
-from frazil.safe_text import safe
+from frazil.extras import report_missing_extras
+from frazil.host.process_log import exit_on_error
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_free
@@ -25,20 +24,15 @@ def main() -> int:
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
     arguments = parser.parse_args()
-    try:
+    with exit_on_error(), report_missing_extras():
         check_configuration()
         spec = find_and_remember(arguments.streams, arguments.name)
         check_tables_are_free(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
-            with extras_named():
-                from frazil.remote.agent import run_agent  # noqa: PLC0415 - PyIceberg reads its configuration
+            from frazil.remote.agent import run_agent  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
-        with extras_named():
-            from frazil.stream.main import run_writer  # noqa: PLC0415 - as above, and an agent needs no PySpark
-    except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return error.exit_code
+        from frazil.stream.main import run_writer  # noqa: PLC0415 - as above, and an agent needs no PySpark
     return run_writer(spec, until_caught_up=arguments.until_caught_up)
 
 

@@ -11,7 +11,7 @@ from frazil.commit.marker import Marker, keep_same_topics, keep_topics
 from frazil.commit.reset import Available, BeforeReset, Move, Offsets, clamp, move_before_truncations
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.admin import KafkaOffsets
-from frazil.kafka.log_watch import find_cut
+from frazil.kafka.logs import find_truncations
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
 
@@ -42,7 +42,7 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     if marker is None:
         return Available(topics.identity, first, end)
     same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
-    cut = find_cut(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
+    cut = find_truncations(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
     return Available(topics.identity, first, end, cut)
 
 

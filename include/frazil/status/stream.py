@@ -269,9 +269,7 @@ def _older_declaration(process: ProcessState) -> str:
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """Return the number of records after the marker. If Kafka does not respond at once, returns None and the reason."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
-    from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
-    from frazil.kafka.retention import check_no_gap  # noqa: PLC0415
-    from frazil.kafka.truncation import check_not_cut  # noqa: PLC0415
+    from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations  # noqa: PLC0415
 
     try:
         properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
@@ -281,8 +279,8 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
             check_no_gap(marker.offsets, first, stream=spec.name)
             read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
-            cut = find_cut(kafka, read, marker.leader_epochs, pause=lambda: None)
-            check_not_cut(read, cut, stream=spec.name)
+            cut = find_truncations(kafka, read, marker.leader_epochs, pause=lambda: None)
+            check_not_truncated(read, cut, stream=spec.name)
     except FrazilError as error:
         return None, f"{LAG_UNKNOWN}: {_words(error)}"
     return count_unread(marker.offsets, first, ends), None

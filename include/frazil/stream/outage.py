@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from frazil.errors import CommitUnavailable, RegistryUnavailable, TableLost
-from frazil.table.expired import has_expired
+from frazil.table.storage_mistakes import has_expired
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,7 @@ from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecrea
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.log_watch import LogWatch
-from frazil.kafka.retention import check_no_gap
-from frazil.kafka.truncation import check_not_cut
+from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
 from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
@@ -211,7 +209,7 @@ class BatchPlanner:
             raise
         if cut and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._describe(ends)
-        check_not_cut(read, cut, stream=self.settings.stream)
+        check_not_truncated(read, cut, stream=self.settings.stream)
         if self.whole:
             self._hold_back(self.whole, read)
         for tp, start in read.items():

@@ -23,7 +23,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.waiting_files import Note, all_files_wait, is_waiting_file, load_note, load_notes, write_note
-from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
+from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, error_text
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -33,7 +33,7 @@ from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_h
 from frazil.stream.evolve import Evolved, evolved, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
-from frazil.table.declared import identifier_of
+from frazil.table.declared import table_identifier
 from frazil.table.made_tables import route_value, routed_table, tables_named_like
 from frazil.table.parallel import in_parallel
 from frazil.table.renamed import copy_renames
@@ -300,7 +300,7 @@ class RoutedTables:
             try:
                 table = self._loaded(identifier)
             except Exception as error:  # catalogs' clients raise anything; its member record has the table's value
-                log.warning("table %s cannot be loaded: %s", identifier, words_of(error))
+                log.warning("table %s cannot be loaded: %s", identifier, error_text(error))
                 self._unread.add(identifier)
                 return
             value = (
@@ -352,7 +352,7 @@ class RoutedTables:
 
         Done before any file is staged for the table. Raises TableLost, AdoptionRequired and RouteBehind.
         """
-        identifier = identifier_of(table)
+        identifier = table_identifier(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
         table = copy_renames(table, self.tables.main.current())

@@ -46,9 +46,7 @@ from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
 from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaOffsets, Topics
-from frazil.kafka.log_watch import find_cut
-from frazil.kafka.retention import check_no_gap, lost_ranges
-from frazil.kafka.truncation import check_not_cut
+from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.iceberg import records_schema
@@ -394,10 +392,10 @@ class Epoch:
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
-        cut = find_cut(self.parts.kafka, read, marker.leader_epochs)
+        cut = find_truncations(self.parts.kafka, read, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)
-            check_not_cut(read, cut, stream=stream)
+            check_not_truncated(read, cut, stream=stream)
             return marker
         if cut:
             tables, seen = self.parts.tables, before_reset(self.parts.tables)
@@ -405,7 +403,7 @@ class Epoch:
             target = {**read, **cut}
             moved = reset(tables, target=target, source=topics.identity, seen=seen, cut=cut)
             self.number = moved.at.epoch
-            check_not_cut(read, cut, stream=stream)
+            check_not_truncated(read, cut, stream=stream)
         lost = lost_ranges(marker.offsets, available)
         if not lost:
             return marker

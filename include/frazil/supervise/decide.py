@@ -34,7 +34,7 @@ from frazil.errors import (
     RolledBack,
     SchemaIncompatible,
     TopicRecreated,
-    kinds,
+    subtypes,
 )
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
@@ -63,7 +63,7 @@ FIXED_BY_TABLE_CHANGE = frozenset(
 EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
 """Exit codes whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
-RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
+RESTARTABLE = frozenset(kind.exit_code for kind in subtypes() if kind.restartable)
 """Exit codes of a writer that could not reach a service, such as Kafka. Such a writer is restarted indefinitely."""
 
 

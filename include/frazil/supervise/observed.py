@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from frazil.errors import kinds
+from frazil.errors import subtypes
 from frazil.host.heartbeat import Heartbeat, Stall
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, Notes, StopRequest
@@ -106,5 +106,5 @@ class Observed:
 
 def error_name(code: int) -> str:
     """Return the name of the error class with this exit code; empty if none has it."""
-    names = [cls.__name__ for cls in kinds() if vars(cls).get("exit_code") == code and code > 1]
+    names = [cls.__name__ for cls in subtypes() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

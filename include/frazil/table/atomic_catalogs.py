@@ -23,10 +23,7 @@ ADVERTISED = "POST /v1/{prefix}/transactions/commit"
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function with which this catalog commits to several tables in one step.
-
-    Raises SpecError if it cannot.
-    """
+    """Return the function with which this catalog commits to several tables in one step, or raise SpecError."""
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
@@ -45,10 +42,7 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 
 def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why a catalog with these properties cannot commit to several tables in one step; None if it can.
-
-    Sends no request.
-    """
+    """Return why such a catalog cannot commit to several tables in one step; None if it can. Sends no request."""
     kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()

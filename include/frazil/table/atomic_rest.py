@@ -32,9 +32,7 @@ class _CommitTransactionRequest(IcebergBaseModel):
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
     """Commit the changes with one request. Returns None, because the response has no metadata.
 
-    Each call has its own idempotency key, so that the server executes a request only once if a gateway repeats it.
-    Raises CommitFailedException if a requirement does not hold; other failures raise the errors that PyIceberg raises
-    for the commit of a single table.
+    A gateway may repeat the request, so it has an idempotency key. Raises the errors of PyIceberg's commit of a table.
     """
     request = _CommitTransactionRequest(
         table_changes=tuple(

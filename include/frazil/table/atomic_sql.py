@@ -32,8 +32,8 @@ _MOVE_POINTER = (
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
     """Write the new metadata files, then move the pointers of all tables in one transaction.
 
-    A pointer moves only if its table is unchanged. Raises CommitFailedException if another commit has moved a pointer.
-    After an error, the new files are deleted, unless COMMIT was already sent: in that case, the outcome is unknown.
+    Raises CommitFailedException if another commit has moved a pointer. After an error, the new files are deleted,
+    unless COMMIT was already sent: in that case, the outcome is unknown.
     """
     staged: list[StagedTable] = []
     sent = False
@@ -55,20 +55,20 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
     return [CommitTableResponse(metadata=made.metadata, metadata_location=made.metadata_location) for made in staged]
 
 
-def _move(connection: Connection, catalog: str, found: Table, made: StagedTable) -> None:
-    *namespace, name = found.name()
+def _move(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
+    *namespace, name = current.name()
     moved = connection.execute(
         _MOVE_POINTER,
         {
             "catalog": catalog,
             "namespace": Catalog.namespace_to_string(tuple(namespace)),
             "table": name,
-            "before": found.metadata_location,
+            "before": current.metadata_location,
             "after": made.metadata_location,
         },
     )
     if moved.rowcount != 1:
-        raise CommitFailedException(f"table {'.'.join(found.name())} was changed by another commit")
+        raise CommitFailedException(f"table {'.'.join(current.name())} was changed by another commit")
 
 
 def _delete(staged: Sequence[StagedTable]) -> None:

@@ -15,10 +15,9 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
 
 
 def live_rows(snapshot: Snapshot) -> int | None:
-    """Return the number of rows that a reader finds in a snapshot; None if the snapshot's summary has no row count.
+    """Return the number of rows that a reader finds in a snapshot; None if its summary has no row count.
 
-    Iceberg's `total-records` includes rows that position deletes remove, so these are subtracted. The result is too
-    small if two delete files list the same row, or if a data file was removed without its delete file.
+    It is too small if two delete files list the same row, or if a data file was removed without its delete file.
     """
     if snapshot.summary is None or (text := snapshot.summary.get("total-records")) is None:
         return None

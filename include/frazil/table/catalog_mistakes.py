@@ -25,13 +25,9 @@ _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
 """Maps each catalog extra of PyIceberg to the module that it installs, and frazil's extra with this module."""
 _STORAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "s3n": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
+    **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss"), "adlfs"),
 }
 """The module that frazil needs to access a location, by the location's scheme."""
 _DENIED = frozenset(
@@ -49,10 +45,7 @@ class NoIcebergAnswer(RESTError):
 
 
 def _has_iceberg_error(error: Exception) -> bool:
-    """Return whether an error response has the format that Iceberg requires.
-
-    Otherwise it comes from a gateway or another server.
-    """
+    """Return whether an error response has Iceberg's format; otherwise it comes from another server."""
     response: Any = getattr(error.__cause__, "response", None)
     try:
         return "type" in response.json()["error"]
@@ -68,10 +61,7 @@ def _is_foreign(error: Exception) -> bool:
 
 
 def _foreign_response(catalog: str, error: Exception) -> CommitUnavailable:
-    """Return the error for a response that does not come from an Iceberg REST catalog.
-
-    The error allows a restart, because a gateway whose catalog is down looks the same as a wrong uri.
-    """
+    """Return an error that allows a restart, because a gateway whose catalog is down looks like a wrong uri."""
     return CommitUnavailable(
         f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: "
         f"{_describe_response(error)}. Correct its uri and warehouse. If the uri is a "
@@ -89,10 +79,7 @@ def _describe_response(error: Exception) -> str:
 
 
 def check_storage(name: str, warehouse: str) -> None:
-    """Check that files can be stored in a warehouse.
-
-    Raises SpecError if not, and MissingExtra if a needed package is missing.
-    """
+    """Raise SpecError if no files can be stored in a warehouse, or MissingExtra if a needed package is missing."""
     if problem := path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
     module = _STORAGES.get(urlsplit(warehouse).scheme)
@@ -101,7 +88,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error that occurred when a catalog was opened. Returns None if it is not a configuration error.
+    """Translate an error of opening a catalog; None if it is not a configuration error.
 
     Raises MissingExtra if a package is missing that PyIceberg needs.
     """
@@ -129,12 +116,12 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
 
 
 def configuration_error(catalog: str, error: Exception) -> SpecError:
-    way_out = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
-    return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{way_out}")
+    remedy = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
+    return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{remedy}")
 
 
 def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of PyIceberg, or of the clients of Glue and Hive. Returns None for any other error."""
+    """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for any other error."""
     if meant := _translate_pyiceberg(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -161,7 +148,6 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of botocore that is not a server's response."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):

@@ -38,39 +38,30 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-import frazil.pyiceberg_fixes.manifests  # noqa: F401 - readers of manifests open a catalog
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
-from frazil.extras import extras_named
+import frazil.pyiceberg_fixes  # noqa: F401 - readers of manifests open a catalog
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, error_text
+from frazil.extras import report_missing_extras
 from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
 from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
 from frazil.table.configuration import check_configuration
-from frazil.table.expired import has_expired
-from frazil.table.metadata_reuse import reuse_metadata
+from frazil.table.faster_commits import reuse_metadata, write_small_objects_at_once
 from frazil.table.metadata_times import keep_times_in_order
-from frazil.table.small_objects import write_small_objects_at_once
 from frazil.table.spark_catalog import catalog_type, jar_sets, spark_catalog
+from frazil.table.storage_mistakes import has_expired
 
 SQLITE_BUSY_SECONDS = 30
-"""How long a process waits while another process writes to the SQLite database. Spark gets the same limit in
-milliseconds.
-"""
+"""How long a process waits while another process writes to the SQLite database; Spark has the same limit."""
 
 MAX_OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI if catalogs share them (`share_connections`); otherwise None. An engine that no catalog uses is
-closed.
-"""
+"""SQL engines by URI if catalogs share them (`share_connections`). An engine that no catalog uses is closed."""
 CATALOG_CACHE_S = 10.0
-"""How long `keep_catalogs` keeps an opened catalog, in seconds. After that, credentials and configuration are read
-again.
-"""
+"""How long `keep_catalogs` keeps an opened catalog, before it reads credentials and configuration again."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters that a message quotes from a server's error, because a gateway may return whole
-pages.
-"""
+"""Maximum number of characters that a message quotes from a server's error: a gateway may return whole pages."""
 METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
@@ -119,10 +110,9 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name from PyIceberg's configuration.
+    """Open the catalog of this name; for None, the default catalog, or without configuration the embedded catalog.
 
-    For the name None, opens the default catalog, or the embedded catalog if no default catalog is configured. Raises
-    SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
+    Raises SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
     """
     config = catalog_config(name)
     with catalog_errors(config.name):
@@ -134,26 +124,24 @@ def load_catalog(name: str | None) -> Catalog:
 
 
 def open_existing_catalog(name: str | None) -> Catalog:
-    """Open a catalog for reading only.
+    """Open a catalog for reading only. Works like `load_catalog`, but treats a missing SQLite file as an empty catalog.
 
-    Works like `load_catalog`, but does not create a missing SQLite file: the file is treated as an empty catalog. If
-    the file's folder does not exist either, this fails, except for the embedded catalog.
+    If the file's folder does not exist either, this fails, except for the embedded catalog.
     """
     kept = _kept.get()
     if kept is None:
         return _open_existing(name)
-    known, now_s = kept.get(name), time.monotonic()
-    if known is None or now_s - known[1] >= CATALOG_CACHE_S:
-        known = kept[name] = (_open_existing(name), now_s)
-    return known[0]
+    opened, now_s = kept.get(name), time.monotonic()
+    if opened is None or now_s - opened[1] >= CATALOG_CACHE_S:
+        opened = kept[name] = (_open_existing(name), now_s)
+    return opened[0]
 
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Within this context, open each catalog only once in `CATALOG_CACHE_S` seconds.
+    """Within this context and thread, `open_existing_catalog` opens each catalog once in `CATALOG_CACHE_S` seconds.
 
-    Applies to `open_existing_catalog` in this thread. Opening an SQL catalog takes more than half of the time of
-    reading a table's state.
+    Opening an SQL catalog takes more than half of the time of reading a table's state.
     """
     token = _kept.set({})
     try:
@@ -174,10 +162,7 @@ def _open_existing(name: str | None) -> Catalog:
 
 
 def spark_properties(name: str | None) -> dict[str, str]:
-    """Return `spark.sql.catalog.<name>` and its subkeys, for the catalog that `load_catalog(name)` opens.
-
-    Includes the catalog's credentials. Raises SpecError as `load_catalog` does.
-    """
+    """Return `spark.sql.catalog.<name>` and its subkeys, with credentials. Raises SpecError as `load_catalog` does."""
     config = catalog_config(name)
     return spark_catalog(config.name, config.properties)
 
@@ -202,28 +187,22 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def explain_table_error(error: Exception) -> str:
-    """Return a text that says why a table could not be loaded or changed.
-
-    If access is denied, it also says what to do.
-    """
+    """Return why a table could not be loaded or changed and, if access is denied, what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
-        return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"
-    return words_of(error)
+        return f"access denied ({error_text(error)}): grant frazil's user read and write access to the table"
+    return error_text(error)
 
 
 @contextmanager
 def catalog_errors(catalog: str) -> Iterator[None]:
-    """Convert errors of a catalog's client to AccessDenied, CommitRefused or CommitUnavailable.
-
-    A missing metadata file raises TableLost.
-    """
+    """Convert errors of a catalog's client to AccessDenied, CommitRefused, CommitUnavailable or TableLost."""
     try:
         yield
     except _REFUSED as error:
         if has_expired(error):
             raise CommitUnavailable(
                 f"the credentials for the catalog {catalog!r} or its storage have expired: {error}; the next start "
-                "fetches new ones"
+                "fetches new credentials"
             ) from error
         raise AccessDenied(
             f"the catalog {catalog!r} or its storage refuses frazil's credentials: {error}; correct them, then start "
@@ -260,11 +239,8 @@ def _connection_error_text(error: Exception) -> str:
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
-    where = (
-        f" at {url.scheme}://{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}"
-        if url.hostname
-        else ""
-    )
+    port = url.port or (443 if url.scheme == "https" else 80)
+    where = f" at {url.scheme}://{url.hostname}:{port}" if url.hostname else ""
     found = _ERRNO.search(str(error))
     # After retries, requests raises the same error for a server that hangs as for one that does not exist.
     tried = error.args[0] if error.args else None
@@ -292,10 +268,7 @@ def _embedded_properties() -> dict[str, str]:
 
 
 def _with_busy_timeout(uri: str) -> str:
-    """Add a longer lock timeout to a SQLite URI.
-
-    A commit can exceed the default of 5 s while a long read is in progress.
-    """
+    """Add a longer lock timeout to a SQLite URI: during a long read, a commit can exceed the default of 5 s."""
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
         return uri
@@ -319,7 +292,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
     check_storage(config.name, config.properties.get("warehouse", ""))
     try:
-        with extras_named():
+        with report_missing_extras():
             catalog = _create_client(kind, config)
     except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
         raise
@@ -335,7 +308,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
 def share_connections() -> None:
     """Share database connections among all SQL catalogs of one database in this process, from now on.
 
-    Otherwise each catalog has its own connection pool, and a hundred writers would use up the database's connections.
+    Without this, a hundred writers would use up the database's connections.
     """
     global _engines  # noqa: PLW0603 - one per process, never undone
     _engines = WeakValueDictionary() if _engines is None else _engines
@@ -360,10 +333,7 @@ def _create_client(kind: str, config: CatalogConfig) -> Catalog:
 
 @contextmanager
 def _exclusive_setup() -> Iterator[None]:
-    """Lock the embedded catalog's setup, so that only one process at a time prepares it.
-
-    If a process dies, the kernel releases its lock.
-    """
+    """Lock the embedded catalog's setup. If a process dies, the kernel releases its lock."""
     folder = home()
     make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:
@@ -372,10 +342,7 @@ def _exclusive_setup() -> Iterator[None]:
 
 
 def _use_write_ahead_log(uri: str) -> None:
-    """Switch SQLite to write-ahead logging, so that readers and one writer can work at once.
-
-    This is done here and not per connection, because changing the mode cannot wait for a lock.
-    """
+    """Switch SQLite to write-ahead logging. This is not done per connection, because it cannot wait for a lock."""
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from frazil.errors import SpecError
@@ -22,18 +21,6 @@ def check_configuration() -> None:
         Config()
     except Exception as error:  # anything that its YAML parser raises
         raise SpecError(f"{file} is not YAML that PyIceberg can read: {' '.join(str(error).split())}") from None
-
-
-def exit_if_unreadable() -> None:
-    """Check the configuration file when a process starts.
-
-    If it is invalid, print why and exit with SpecError's exit code.
-    """
-    try:
-        check_configuration()
-    except SpecError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
 
 
 def _file() -> Path | None:

@@ -43,14 +43,12 @@ class DeclaredTable:
     declarable: frozenset[str] = frozenset()
     """Names of the columns from the user's declaration; all other columns are frazil's own."""
     relaxable: frozenset[str] = frozenset()
-    """Names of columns that are declared `not null` but may be optional in the table, because the table may have
-    evolved. Includes their nested fields.
-    """
+    """Names of columns that are declared `not null` but may be optional in an evolved table, also in nested fields."""
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
     """Return the stream's main table as frazil would create it."""
-    schema = iceberg.schema(spec)
+    schema, names = iceberg.schema(spec), frozenset(column.name for column in spec.columns)
     return DeclaredTable(
         identifier=spec.table.identifier,
         schema=schema,
@@ -58,14 +56,10 @@ def declared_table(spec: StreamSpec) -> DeclaredTable:
         order=iceberg.sort_order(spec, schema),
         properties=MAIN_PROPERTIES | spec.table.properties,
         location=spec.table.location,
-        declarable=frozenset(column.name for column in spec.columns),
-        relaxable=_relaxable(spec) if spec.evolution.mode == "full" else frozenset(),
+        declarable=names,
+        # Every row must have the event time and the key.
+        relaxable=names - {spec.event_time.column, *spec.key} if spec.evolution.mode == "full" else frozenset(),
     )
-
-
-def _relaxable(spec: StreamSpec) -> frozenset[str]:
-    """Return the names of all columns except the event time and the key, which every row must have."""
-    return frozenset(column.name for column in spec.columns) - {spec.event_time.column, *spec.key}
 
 
 def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
@@ -77,6 +71,6 @@ def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
     )
 
 
-def identifier_of(table: Table) -> str:
+def table_identifier(table: Table) -> str:
     """Return the table's identifier, without its catalog."""
     return ".".join(table.name())

@@ -3,12 +3,13 @@
 Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
 decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is a conflict, which an operator
 must resolve. This includes a declared name that the table had earlier: a column that was renamed or dropped is not
-added again.
+added again. `ColumnHistory` has the current and former names and types of a table's columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pyiceberg.schema import Schema
@@ -25,7 +26,51 @@ from pyiceberg.types import (
     StructType,
 )
 
-from frazil.table.column_history import TOP, ColumnHistory
+TOP = 0
+"""The parent id of top-level columns; no field has this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnHistory:
+    """All names and types that a table's columns, including nested fields, have had."""
+
+    ids: Mapping[tuple[int, str], tuple[int, ...]]
+    """Ids of the fields that have had a name, newest first, by field id of the containing column and name."""
+    names: Mapping[int, frozenset[str]]
+    types: Mapping[int, frozenset[str]]
+
+    @classmethod
+    def from_schemas(cls, schemas: Iterable[Schema]) -> ColumnHistory:
+        """Build the history from a table's schemas, ordered from oldest to newest."""
+        ids: dict[tuple[int, str], list[int]] = defaultdict(list)
+        names: dict[int, set[str]] = defaultdict(set)
+        types: dict[int, set[str]] = defaultdict(set)
+        for schema in reversed(tuple(schemas)):
+            for parent, field in _columns(schema.as_struct(), TOP):
+                same_name = ids[parent, field.name]
+                if field.field_id not in same_name:
+                    same_name.append(field.field_id)
+                names[field.field_id].add(field.name)
+                types[field.field_id].add(str(field.field_type))
+        return cls(
+            {key: tuple(found) for key, found in ids.items()},
+            {field_id: frozenset(found) for field_id, found in names.items()},
+            {field_id: frozenset(found) for field_id, found in types.items()},
+        )
+
+
+def _columns(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]]:
+    fields: tuple[NestedField, ...] = ()
+    if isinstance(kind, StructType):
+        fields = kind.fields
+    elif isinstance(kind, ListType):
+        fields = (kind.element_field,)
+    elif isinstance(kind, MapType):
+        fields = (kind.key_field, kind.value_field)
+    for field in fields:
+        yield parent, field
+        yield from _columns(field.field_type, field.field_id)
+
 
 Path = tuple[str, ...]
 
@@ -74,11 +119,8 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
 
-    Two things are not differences: optional columns that are not declared (their values are null), and columns that are
-    wider than declared.
-
-    `former` has the table's schemas from oldest to newest. `declarable` has the names of columns in the user's
-    declaration: only for these do messages suggest to change the declaration.
+    Undeclared optional columns, and columns wider than declared, are not differences. `former` has the table's schemas
+    from oldest to newest. Only for columns in `declarable` do messages suggest to change the declaration.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
@@ -118,22 +160,19 @@ class Comparison:
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """Return the difference for a declared name that the table does not have.
-
-        It is an addition for a new column, and a conflict if the column was renamed or dropped.
-        """
-        name, mine = declared.name, path[0] in self.declarable
-        optional = " and declare it without 'not null'" if declared.required and mine else ""
-        bore = self.history.ids.get((parent, name), ())
-        if now := self._current_name(bore):
-            other = f", declare {now} if records use that name" if mine else ""
+        """Return an addition for a new column, and a conflict if the column was renamed or dropped."""
+        name, can_declare = declared.name, path[0] in self.declarable
+        optional = " and declare it without 'not null'" if declared.required and can_declare else ""
+        former_ids = self.history.ids.get((parent, name), ())
+        if now := self._current_name(former_ids):
+            other = f", declare {now} if records use that name" if can_declare else ""
             return Conflict(
                 path,
                 f"was renamed to {now} in the table; rename it back{other}, or add a new optional column {name} to the "
                 f"table{optional}",
             )
-        if bore:
-            other = "remove it from the declaration, or " if mine else ""
+        if former_ids:
+            other = "remove it from the declaration, or " if can_declare else ""
             return Conflict(
                 path,
                 f"was dropped from the table; {other}add it to the table again, as an optional "
@@ -163,7 +202,7 @@ class Comparison:
         )
 
     def _current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that is still in the table; None if none is."""
+        """Return the current name of the first of these fields that the table still has."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -210,7 +249,7 @@ class Comparison:
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
     """Return whether Iceberg can promote one type to the other (specification, "Schema Evolution", format version 2).
 
-    PyIceberg's own rule is not used, because it also accepts decimals of a different scale.
+    PyIceberg's own rule also accepts decimals of a different scale.
     """
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
@@ -222,10 +261,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column, but optional wherever the table's column is optional.
-
-    Applies to nested fields too.
-    """
+    """Return the declared column, but optional wherever the table's column, or a nested field, is optional."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

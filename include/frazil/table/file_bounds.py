@@ -21,11 +21,8 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 class FileBounds:
     """Decides whether a data file may have a row whose Kafka coordinates are in the given ranges.
 
-    A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. So every copy of
-    a record is found, whichever program wrote it and whenever.
-
-    The bounds of a file cover all its topic-partitions. If their offsets are far apart, a file of old rows may be read
-    unnecessarily, which only costs time.
+    A file is skipped only if its bounds prove that it has no such row, so every copy of a record is found. The bounds
+    cover all topic-partitions of a file. If their offsets are far apart, it may be read unnecessarily.
     """
 
     def __init__(self, schema: Schema, within: Within) -> None:
@@ -58,12 +55,9 @@ def ranges_filter(within: Within) -> str:
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
     """Return the minimum and maximum of a column in a file. Each is None if the manifest does not have it."""
-    lower = (file.lower_bounds or {}).get(field_id)
-    upper = (file.upper_bounds or {}).get(field_id)
-    return (
-        None if lower is None else from_bytes(kind, lower),
-        None if upper is None else from_bytes(kind, upper),
-    )
+    both = ((bounds or {}).get(field_id) for bounds in (file.lower_bounds, file.upper_bounds))
+    lower, upper = (None if bound is None else from_bytes(kind, bound) for bound in both)
+    return lower, upper
 
 
 def _overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:

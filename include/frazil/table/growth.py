@@ -9,17 +9,25 @@ from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from frazil.spec.coordinates import LINE, METADATA_COLUMNS, OF_ICEBERG
-from frazil.table.column_history import TOP, ColumnHistory
-from frazil.table.evolution import Addition, Change, Comparison, Conflict, Path, Promotion, Relaxation, widens
+from frazil.table.evolution import (
+    TOP,
+    Addition,
+    Change,
+    ColumnHistory,
+    Comparison,
+    Conflict,
+    Path,
+    Promotion,
+    Relaxation,
+    widens,
+)
 
 ELEMENT, VALUE = "element", "value"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of the records for which no column is added. `reason` completes a sentence that begins with the field's
-    name.
-    """
+    """A field of the records for which no column is added. `reason` follows the field's name in a sentence."""
 
     path: Path
     reason: str
@@ -27,25 +35,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The schema changes that a table accepts, and the rejected ones."""
-
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...] = ()
 
 
 def growth(
-    table: Schema,
-    former: Iterable[Schema],
-    wanted: Sequence[Change],
-    *,
-    max_columns: int,
-    fixed: Collection[str] = (),
+    table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
 ) -> Growth:
     """Return which of the wanted schema changes to make; changes that the table already has are left out.
 
-    `former` has the table's schemas from oldest to newest. No column is added beyond `max_columns` columns, which
-    includes nested fields. The top-level columns in `fixed` stay required. Takes time linear in the number of wanted
-    changes, which depends on the records.
+    `former` has the table's schemas from oldest to newest. `max_columns` includes nested fields. The top-level columns
+    in `fixed` stay required. Takes time linear in the number of wanted changes, which depends on the records.
     """
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
@@ -85,7 +85,7 @@ class _ColumnNames:
         return field.field_type if field is not None and isinstance(field.field_type, StructType) else None
 
     def add(self, change: Addition, max_columns: int) -> str | None:
-        """Add a column. Returns why it cannot be added; None if it was added."""
+        """Add a column, or return why it cannot be added."""
         path, name = change.path, (change.path[:-1], change.path[-1].lower())
         within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
         full_names = {".".join((*path[:-1], inside)) for inside in within}
@@ -98,13 +98,13 @@ class _ColumnNames:
             return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
         if columns > max_columns:
             return f"would be column {columns} of the table, but evolution.max-columns is {max_columns}"
-        if reason := self._history_of(change):
+        if reason := self._history_problem(change):
             return reason
         self._full_names |= full_names
         self._new[name] = path[-1]
         return None
 
-    def _history_of(self, change: Addition) -> str | None:
+    def _history_problem(self, change: Addition) -> str | None:
         """Return why the column conflicts with a former column of the table; None if it does not."""
         parent = self.parent(change.path)
         parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
@@ -114,7 +114,6 @@ class _ColumnNames:
 
 
 def _reserved_name_problem(path: Path) -> str | None:
-    """Return why no table can have a column with this name; None if it is allowed."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"

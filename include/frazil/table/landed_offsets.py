@@ -28,9 +28,7 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""Maximum number of files read in parallel: one is fetched while another is sorted. Each takes 25 bytes of memory per
-row.
-"""
+"""Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
 
 DISCARDED = "discarded_at"
 """Column of a dead-letter table: when an operator discarded the dead letter."""
@@ -40,29 +38,21 @@ OffsetArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selects rows by topic and, if `within` is given, by offset range.
-
-    If a record became several rows, only its first row counts; all rows of a record are committed together.
-    """
+    """Selects rows by topic and offset range. Only the first row of a record counts."""
 
     topics: Collection[str]
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
-    """If set, dead letters count only if their topic has the given id. Dead letters of an older topic with the same
-    name do not count.
-    """
+    """If set, dead letters count only if their topic has the given id, not those of an older topic of the name."""
     stream: str | None = None
-    """If set, dead letters count only if this stream rejected them; several streams may share a dead-letter table."""
+    """If set, dead letters count only if this stream rejected them."""
     discarded: bool = True
     """Whether dead letters that an operator discarded count."""
     branch: str | None = None
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns, besides the coordinates, that are needed to select rows.
-
-        Only columns of the table are returned.
-        """
+        """Return the table's columns, besides the coordinates, that are needed to select rows."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -74,8 +64,7 @@ class RowSelection:
 
 def has_coordinates(schema: Schema) -> bool:
     """Return whether a table has the columns that identify the Kafka record of each row."""
-    names = {field.name for field in schema.fields}
-    return names.issuperset(COORDINATES)
+    return {field.name for field in schema.fields}.issuperset(COORDINATES)
 
 
 def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
@@ -87,10 +76,7 @@ def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, Offs
 
 
 def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets in Parquet files that no snapshot references.
-
-    Raises FileNotFoundError if a file is missing.
-    """
+    """Collect the offsets in Parquet files that no snapshot references. Raises FileNotFoundError."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -150,7 +136,8 @@ def _read(
         rows = rows if wanted.stream is None else rows.filter(pc.equal(rows.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED).is_null())
-        rows = _keep_first_rows(rows) if LINE in rows.schema.names else rows
+        if LINE in rows.schema.names:  # only the first row of a record counts
+            rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE), 0), 0))
         for tp, offsets in split_by_partition(rows.select(COORDINATES).drop_null()):
             if tp[0] in wanted.topics:
                 pieces += [(tp, piece) for piece in clip_offsets(offsets, tp, wanted.within) if len(piece)]
@@ -165,14 +152,10 @@ def _keep_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) ->
     return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
 
 
-def _keep_first_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.filter(pc.equal(pc.fill_null(batch.column(LINE), 0), 0))
-
-
 def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
     """Yield the sorted offsets of each topic-partition; the rows must not contain nulls.
 
-    Each row is encoded as one number for sorting, which is much faster in NumPy than sorting by several keys.
+    Each row is encoded as one number, because NumPy sorts by several keys much more slowly.
     """
     if not len(rows):
         return
@@ -181,17 +164,17 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
     offsets = rows.column("kafka_offset").to_numpy()
     each, lowest = int(partitions.max()) + 1, int(offsets.min())
     width = int(offsets.max()) - lowest + 1
-    places = topics * each + partitions
-    present = np.unique(places)
-    ranks = np.searchsorted(present, places)
+    codes = topics * each + partitions
+    present = np.unique(codes)
+    ranks = np.searchsorted(present, codes)
     if len(present) * width >= 2**63:
-        for rank, place in enumerate(present):
-            yield (str(names[place // each]), int(place % each)), np.sort(offsets[ranks == rank])
+        for rank, code in enumerate(present):
+            yield (str(names[code // each]), int(code % each)), np.sort(offsets[ranks == rank])
         return
     keys = np.sort(ranks * width + (offsets - lowest))
     ends = np.searchsorted(keys, np.arange(1, len(present) + 1) * width)
-    for rank, (place, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
-        yield (str(names[place // each]), int(place % each)), part - (rank * width - lowest)
+    for rank, (code, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
+        yield (str(names[code // each]), int(code % each)), part - (rank * width - lowest)
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:

@@ -1,7 +1,4 @@
-"""Stores objects as files in a local or network folder.
-
-Each file is written completely or not at all, and synced to disk.
-"""
+"""Stores objects as files in a folder. Each file is written completely or not at all, and synced to disk."""
 
 from __future__ import annotations
 
@@ -70,10 +67,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty.
-
-        If another process creates a file in such a folder at the same time, that process retries.
-        """
+        """Delete files, and folders that become empty. A process that creates a file there at the same time retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _local(path)
@@ -88,12 +82,9 @@ class LocalStore(ObjectStore):
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        folders: set[Path] = set()
-        for path in paths:
-            _sync(_local(path))
-            folders.add(_local(path).parent)
-        for folder in sorted(folders):
-            _sync(folder)
+        files = [_local(path) for path in paths]
+        for path in (*files, *sorted({file.parent for file in files})):
+            _sync(path)
 
 
 def _local(path: str) -> Path:
@@ -130,10 +121,7 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """Create a temporary file with the data in the target's folder, synced to disk.
-
-    It is deleted at the end of the context, unless it was renamed.
-    """
+    """Create a synced temporary file in the target's folder. It is deleted at the end, unless it was renamed."""
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
     descriptor = _create(temporary)
     try:

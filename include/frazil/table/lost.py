@@ -19,18 +19,13 @@ from frazil.table.storage import open_store
 
 def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
     """Return what exists in the folder where a declared table would be created; None if the folder is free."""
-    place = find_new_folder(
-        catalog,
-        declared.identifier,
-        declared.schema,
-        location=declared.location,
-        properties=declared.properties,
-    )
-    return read_remains(place) if place else None
+    location, properties = declared.location, declared.properties
+    folder = find_new_folder(catalog, declared.identifier, declared.schema, location=location, properties=properties)
+    return read_remains(folder) if folder else None
 
 
 def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """Return the error text for a table that is not in its catalog although its files exist. It says what to do."""
+    """Return the error text for a table that is not in its catalog although its files exist."""
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
@@ -49,25 +44,24 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
 
 
 def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Return a name other than `identifier` that the catalog has for the table of this folder or UUID; None if none.
+    """Return another name than `identifier` of the table with this folder or UUID; None if the catalog has none.
 
-    Searches the namespace of `identifier` and the namespace that the folder's path suggests. Raises any error of the
-    catalog.
+    Searches the namespaces of `identifier` and of the folder's path. Raises any error of the catalog.
     """
     folder = _plain(location)
     above = folder.split("/")[-2:-1]
     namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
     names = sorted({name for namespace in namespaces for name in list_table_names(catalog, namespace)} - {identifier})
 
-    def is_it(name: str) -> bool:
+    def is_same(name: str) -> bool:
         try:
-            found = catalog.load_table(name).metadata
+            metadata = catalog.load_table(name).metadata
         except Exception:  # a table that cannot be loaded does not count
             return False
-        return str(found.table_uuid) == uuid or _plain(found.location) == folder
+        return str(metadata.table_uuid) == uuid or _plain(metadata.location) == folder
 
-    found = in_parallel(is_it, names) if names else []
-    return next((name for name, same in zip(names, found, strict=True) if same), None)
+    matches = in_parallel(is_same, names) if names else []
+    return next((name for name, matched in zip(names, matches, strict=True) if matched), None)
 
 
 def _plain(location: str) -> str:
@@ -75,10 +69,7 @@ def _plain(location: str) -> str:
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return the error for a stream's table that has just disappeared from its catalog; None if it exists.
-
-    Raises the errors of `find_lost_table`.
-    """
+    """Return the error for a stream's table that has just disappeared; None if it exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -100,16 +91,14 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration_command(catalog: str, identifier: str, metadata: str) -> str:
-    """Return the command that registers a table's metadata file in a catalog."""
     of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
     return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return a sentence that says why a stream's missing table must not be created: the catalog lost it.
+    """Return why a missing table must not be created: the catalog lost it. None if it exists or may be created.
 
-    Returns None if the table exists, or may be created. Changes nothing. If the server does not have the namespace,
-    sends no further request. Raises any error of catalog and storage.
+    If the server does not have the namespace, sends no further request. Raises any error of catalog and storage.
     """
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
@@ -134,20 +123,16 @@ def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """Return the catalog of a stream's table for readers. A missing catalog is not created.
-
-    Raises TableLost if the catalog lost the table, and the errors of `find_lost_table`.
-    """
+    """Return the catalog of a stream's table for readers. Raises TableLost, and the errors of `find_lost_table`."""
     if lost := find_lost_table(spec):
         raise TableLost(f"stream {spec.name!r}: {lost}")
     return open_existing_catalog(spec.table.catalog)
 
 
 def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """Return the error for a table that is missing from its catalog.
+    """Return TableLost for a missing table if the catalog also lost the main table of one of these streams.
 
-    The error is TableLost if the catalog also lost the main table of one of these streams; otherwise the table was not
-    created yet. Raises the errors of `find_lost_table`.
+    Otherwise the table was not created yet. Raises the errors of `find_lost_table`.
     """
     for spec in specs:
         if lost := find_lost_table(spec):
@@ -156,7 +141,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return the error text for a missing table to which a writer of this host has committed. It says what to do."""
+    """Return the error text for a missing table to which a writer of this host has committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

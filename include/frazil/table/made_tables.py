@@ -17,14 +17,11 @@ from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the main table that must not be copied to other tables, because they name its own folders."""
+"""Properties of the main table that are not copied to other tables, because they name its own folders."""
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Describe a table of a stream's route as it would be created.
-
-    `value` is the route value for which the template creates it.
-    """
+    """Describe a table of a stream's route as it would be created, by a template for the route value `value`."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -41,10 +38,9 @@ def tables_named_like(catalog: Catalog, route: Route) -> list[str]:
 
 
 def load_route_tables(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
-    """Load the existing tables of a route: tables that the route lists, and tables that its template created.
+    """Load the existing tables that a route lists or that its template created, by identifier.
 
-    The keys are the tables' identifiers. Raises AccessDenied with the table's name if the catalog denies access to a
-    table, and any other error of the catalog.
+    Raises AccessDenied with the table's name, and any other error of the catalog.
     """
     declared = set(route.tables.values())
 

@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""Maximum lead of a table's times over a JVM engine's clock in milliseconds; beyond it, the engine refuses to
-commit.
-"""
+"""Maximum lead of a table's times over a JVM engine's clock; beyond it, the engine refuses to commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
@@ -50,8 +48,7 @@ def with_ordered_times(before: TableMetadata, after: TableMetadata) -> TableMeta
 def keep_times_in_order(catalog: Catalog) -> Catalog:
     """Give every change through this catalog a later time than all earlier changes of the table.
 
-    Applies to frazil's own commits and to PyIceberg transactions, on catalogs whose client writes the metadata (SQL,
-    Hive, Glue). The server of a REST catalog dates changes itself.
+    The server of a REST catalog dates changes itself.
     """
     if isinstance(catalog, MetastoreCatalog):
         stage, warned = catalog._update_and_stage_table, set()
@@ -86,7 +83,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the log entries in the same order. Times are raised so that no entry is older than the one before it."""
+    """Return the log entries in the same order, with times raised so that none is older than the one before."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -14,43 +14,27 @@ from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[impor
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
-from frazil.table.expired import has_expired
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
-from frazil.table.storage_mistakes import translate_client_failure
+from frazil.table.storage_mistakes import has_expired, translate_client_failure
 
 R = TypeVar("R")
 
 _EXISTS = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
-"""S3's error code for a conditional put that conflicts with a concurrent put. The outcome is undecided, so the put is
-retried.
-"""
-
+"""S3's error code for a conditional put with an undecided outcome, because of a concurrent put. It is retried."""
 _ABSENT = frozenset({"NoSuchKey", "404"})
 _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Error codes of S3-compatible stores that cannot delete several objects in one request, or require a different
-checksum.
-"""
+"""Error codes of S3-compatible stores that cannot delete several objects in one request."""
 MAX_KEYS_PER_REQUEST = 1_000
-"""Maximum number of keys in one request to S3."""
-
 _MAX_PUT_ATTEMPTS = 5
 MAX_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs. In each attempt, its client tries up to five times. With s3fs's default of five
-attempts, this took a minute when a store answered "slow down".
-"""
+"""Maximum number of attempts by s3fs. In each, its client tries up to five times, so s3fs's default takes a minute."""
 MAX_CACHED_FILE_IOS = 4
-"""Maximum number of cached FileIO objects, one per set of properties, because Spark executors open a store for each
-write.
-"""
+"""Maximum number of cached FileIO objects, one per set of properties. Spark executors open a store for each write."""
 
 
 class FsspecStore(ObjectStore):
-    """Object store in S3, GCS or ADLS.
-
-    Relies on the service to write an object completely or not at all, and to keep each object whose write it has
-    confirmed.
-    """
+    """Object store in S3, GCS or ADLS, which write an object completely or not at all."""
 
     def __init__(
         self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
@@ -83,10 +67,7 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action` with the file system.
-
-        Retries once with newer credentials if these have expired or are refused.
-        """
+        """Call `action` with the file system, and again with newer credentials if these have expired or are refused."""
         try:
             with _translate_errors(path):
                 return action(self._files)
@@ -152,11 +133,7 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files. In S3, up to 1,000 keys are deleted per request.
-
-        Other stores get one request per key, and so does an S3-compatible store that refuses a request for several
-        keys.
-        """
+        """Delete files. S3 gets up to 1,000 keys per request, unless it refuses this; other stores get one key."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
@@ -213,10 +190,7 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Delete the objects with one request per bucket.
-
-    s3fs's own bulk deletion would ignore S3's errors for single keys.
-    """
+    """Delete the objects with one request per bucket; s3fs's own method ignores S3's errors for single keys."""
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -227,12 +201,9 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
             if code in _ABSENT:
                 continue
             text = f"{path}: {code}: {found.get('Message')}"
-            denied = code == "AccessDenied"
-            left[path] = (
-                AccessDenied(f"{text}; grant these credentials the right to delete objects")
-                if denied
-                else OSError(text)
-            )
+            left[path] = OSError(text)
+            if code == "AccessDenied":
+                left[path] = AccessDenied(f"{text}; grant these credentials the right to delete objects")
     return left
 
 
@@ -242,10 +213,7 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code; None for an error without one.
-
-    s3fs recognises a failed precondition only by the text that AWS sends, which SeaweedFS does not send.
-    """
+    """Return S3's error code; None for an error without one. s3fs only recognises the texts that AWS sends."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None

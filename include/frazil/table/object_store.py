@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from frazil.errors import FrazilError
 
 IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""The properties of a PyIceberg FileIO, or a function that returns them.
-
-Some catalogs issue new temporary credentials with every load of a table, so a long-lived store calls the function
-repeatedly.
-"""
+"""The properties of a PyIceberg FileIO, or a function that returns them with new temporary credentials."""
 
 _FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
@@ -26,10 +22,7 @@ _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One listed file. `modified_ms` is in milliseconds since 1970, UTC.
-
-    `path` starts with the folder's path as it was passed, with or without a scheme.
-    """
+    """One listed file. `path` starts with the folder's path as it was passed, with or without a scheme."""
 
     path: str
     bytes: int
@@ -37,8 +30,7 @@ class FileInfo:
 
 
 class ObjectStore(ABC):
-    """Stores objects by path. Paths are complete locations, with or without a scheme; returned paths have the same
-    form.
+    """Stores objects by path, a complete location with or without a scheme; returned paths have the same form.
 
     A folder exists only while it contains files. Every method raises AccessDenied if the storage refuses access.
     """
@@ -47,8 +39,8 @@ class ObjectStore(ABC):
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write a complete, durable object if none exists at the path. Returns False, without a change, if one exists.
 
-        False may also mean that this call wrote the object: a response was lost, and the client repeated the request.
-        If this matters, the caller must read the object and compare.
+        After a lost response, which the client repeats, False may also mean that this call wrote the object. If this
+        matters, the caller must read the object and compare.
         """
 
     @abstractmethod
@@ -65,17 +57,16 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """Return the direct subfolders that have a file at any depth, sorted, without trailing slashes.
+        """Return the direct subfolders with a file at any depth, sorted, without trailing slashes.
 
         A store that keeps marker objects for folders (SeaweedFS) may also return empty folders.
         """
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files. Returns an error for each path that could not be deleted.
+        """Delete files. Returns an error, as `delete` raises it, for each path that could not be deleted.
 
-        Sends many paths per request if the storage supports this. A missing file counts as deleted. The errors have the
-        same types that `delete` raises.
+        A missing file counts as deleted.
         """
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -100,8 +91,8 @@ class ObjectStore(ABC):
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return only the properties of a loaded table that are needed to open its files.
 
-    A REST catalog also returns the table properties, including the markers of streams, and the catalog's credentials. A
-    custom FileIO (`py-io-impl`) may read any key, so only the markers are removed for it.
+    A REST catalog also returns the markers of streams, and its own credentials. A custom FileIO (`py-io-impl`) may read
+    any key, so only the markers are removed for it.
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}

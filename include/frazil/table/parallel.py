@@ -13,10 +13,9 @@ MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Return the results in the order of the items. There must be at least one item.
+    """Return the results in the order of the items; at least one is required. All steps have ended at the end.
 
-    The step of the last item runs in the calling thread, because the table that decides a commit may need that thread's
-    resources. All steps have ended when this function returns, or raises a step's error.
+    The step of the last item runs in the calling thread, because the table that decides a commit may need it.
     """
     *others, last = items
     if not others:

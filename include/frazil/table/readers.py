@@ -1,7 +1,7 @@
 """Generates the configuration with which an engine can read a catalog's tables, ready to paste. Pure.
 
-Secrets are never printed: unless a property is known to be harmless, its value is replaced by a reference to the
-environment variable from which PyIceberg reads the property.
+Unless a property is known to be harmless, its value is replaced by a reference to the environment variable from which
+PyIceberg reads it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,14 @@ _HARMLESS_QUERY = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeo
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 _TRINO_S3 = {
-    "s3.endpoint": "s3.endpoint",
-    "s3.region": "s3.region",
+    **{key: key for key in ("s3.endpoint", "s3.region")},
     "client.region": "s3.region",
     "s3.access-key-id": "s3.aws-access-key",
     "s3.secret-access-key": "s3.aws-secret-key",
 }
 _TRINO_REST = {
-    "uri": "uri",
-    "warehouse": "warehouse",
-    "prefix": "prefix",
-    "credential": "oauth2.credential",
-    "token": "oauth2.token",
-    "scope": "oauth2.scope",
+    **{key: key for key in ("uri", "warehouse", "prefix")},
+    **{key: f"oauth2.{key}" for key in ("credential", "token", "scope")},
     "oauth2-server-uri": "oauth2.server-uri",
 }
 _TRINO_GLUE = {
@@ -62,9 +57,8 @@ _TRINO_GLUE = {
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
     """Return the text to paste: a Python snippet; for Trino, the file `etc/catalog/<catalog>.properties`.
 
-    `properties` are PyIceberg's properties of the catalog. `packages` are Maven coordinates: Iceberg's Spark runtime,
-    then a JDBC driver for SQLite, then everything else that this catalog needs. Raises SpecError for a catalog that the
-    engine cannot open.
+    `properties` are PyIceberg's. `packages` are Maven coordinates: Iceberg's Spark runtime, a JDBC driver for SQLite,
+    then other needed packages. Raises SpecError for a catalog that the engine cannot open.
     """
     match reader:
         case "spark":
@@ -183,8 +177,7 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
     """Return the properties, with `${VARIABLE}` in place of possible secrets.
 
-    With `database_password`, only the password in a database URL is replaced, because the JVM reads it from a separate
-    property. Otherwise the whole URL is replaced.
+    With `database_password`, only the password in a database URL is replaced: the JVM has a property for it.
     """
     shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
     uri = properties.get("uri", "")
@@ -206,10 +199,7 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable(catalog: str, key: str) -> str:
-    """Return a reference to PyIceberg's environment variable for a property.
-
-    In the variable's name, `__` stands for a dot, and `_` for a hyphen.
-    """
+    """Return a reference to PyIceberg's variable for a property: `__` stands for a dot, and `_` for a hyphen."""
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 

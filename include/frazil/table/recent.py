@@ -9,9 +9,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """A thread-safe cache of up to `limit` values by name. Adding a value evicts the oldest; reads do not count as
-    use.
-    """
+    """A thread-safe cache of up to `limit` values by name. It evicts the oldest; reads do not count as use."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -25,7 +23,6 @@ class Recent(Generic[Value]):
         return self._kept.get(name)
 
     def keep(self, name: str, value: Value) -> None:
-        """Add or replace a value. It becomes the newest."""
         with self._lock:
             self._kept.pop(name, None)
             self._kept[name] = value

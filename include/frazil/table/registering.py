@@ -22,8 +22,7 @@ MAX_ERROR_CHARACTERS = 200
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
-    """Read a metadata file. Returns None if only the server of a REST catalog can read the file; the server then checks
-    it.
+    """Read a metadata file; None if only the server of a REST catalog can read, and check, it.
 
     Raises SpecError if the file does not exist or is not table metadata, and any error of the storage.
     """
@@ -64,11 +63,7 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the catalog already has the table under another name.
-
-    With two names, a commit under one name would be missing under the other. Searches the namespaces of `table` and of
-    its folder. Raises any error of the catalog.
-    """
+    """Raise SpecError if the catalog has the table under another name, in the namespaces of `table` and its folder."""
     name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:
         raise SpecError(

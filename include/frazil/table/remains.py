@@ -1,7 +1,6 @@
 """Detects a lost or replaced catalog: a table's folder still has its files, but the catalog does not have the table.
 
-A new table must not use such a folder: two tables in one folder would treat each other's files as their own. For
-example, journals, commit records and staged files are found only by their folder.
+A new table must not use such a folder: two tables in one folder would treat each other's files as their own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 METADATA = ".metadata.json"
 STATE = "_frazil"
-"""The folder in a table's location that holds the state of the table's streams."""
+"""Folder in a table's location with the state of its streams."""
 _VERSION = re.compile(r"v?(\d+)")
 
 
@@ -77,8 +76,7 @@ def find_new_folder(
 ) -> TableFolder | None:
     """Return the folder in which the catalog would create the table. Does not create it.
 
-    Returns None if only the server can determine the folder: the namespace is missing, the table was just created, or
-    the server cannot stage a creation. Raises any error of the catalog.
+    Returns None if only the server can determine the folder. Raises any error of the catalog.
     """
     if isinstance(catalog, MetastoreCatalog):
         found = _resolve_location(catalog, identifier, location)
@@ -102,28 +100,28 @@ def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str 
     name = Catalog.table_name_from(identifier)
     try:
         return catalog._resolve_table_location(location, namespace, name).rstrip("/")
-    except NoSuchNamespaceError:
-        # This is the folder that the table gets once the namespace is created without properties.
+    except NoSuchNamespaceError:  # resolve as if the namespace was created without properties
         with_namespace = copy.copy(catalog)
         with_namespace.load_namespace_properties = lambda *_: {}  # type: ignore[method-assign]
         return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
 
 
 def read_remains(folder: TableFolder) -> Remains | None:
-    """Return what remains of a table that had data; None if the folder is free. A free folder needs only one listing.
+    """Return what remains of a table that had data; None if the folder is free, which needs only one listing.
 
     Metadata without a snapshot does not count, because an interrupted creation leaves such a file.
     """
     store, location = folder.store, folder.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
-    newest = _newest(store, folders["metadata"]) if "metadata" in folders else None
+    files = _metadata_files(store.list_files(folders["metadata"])) if "metadata" in folders else []
+    newest = _read(store, max(files, key=_age)) if files else None
     streams = [folder.rsplit("/", 1)[-1] for folder in store.list_folders(folders[STATE])] if STATE in folders else []
     found = Remains(location, newest, tuple(name for name in streams if not name.startswith("_")))
     return found if found.streams or (newest is not None and newest.snapshots != 0) else None
 
 
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
-    """Return the metadata of another table that has data in the same folder; None if there is none."""
+    """Return the metadata of another table that has data in the same folder; None if none has."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -132,36 +130,20 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
-    """Return the newest metadata file of the table with this UUID; None if there is none.
-
-    Other tables may have used the folder too.
-    """
+    """Return the newest metadata file of the table with this UUID, although other tables may have used the folder."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
 
 
-def _newest(store: ObjectStore, folder: str) -> Metadata | None:
-    files = _metadata_files(store.list_files(folder))
-    return _read(store, max(files, key=_age)) if files else None
-
-
 def _age(file: FileInfo) -> tuple[int, int]:
-    """Return the sort key of a metadata file: the newest file has the largest key.
-
-    Files are compared by version. If failed commits left several files of one version, they are compared by
-    modification time.
-    """
-    return _version(file.path), file.modified_ms
+    """Return the sort key of a metadata file: its version, and its time if failed commits left several of a version."""
+    found = _VERSION.match(file_name(file.path))
+    return int(found[1]) if found else -1, file.modified_ms
 
 
 def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:
     return [file for file in files if METADATA in file_name(file.path)]
-
-
-def _version(path: str) -> int:
-    found = _VERSION.match(file_name(path))
-    return int(found[1]) if found else -1
 
 
 def file_name(path: str) -> str:

@@ -19,7 +19,7 @@ from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG
 from frazil.spec.former_columns import PROPERTY, Former, current_name, former_columns
 from frazil.table.catalogs import catalog_errors
-from frazil.table.column_history import TOP, ColumnHistory
+from frazil.table.evolution import TOP, ColumnHistory
 
 MAX_ATTEMPTS = 5
 
@@ -37,10 +37,7 @@ def with_current_names(declared: Schema, existing: Schema, former: Former) -> Sc
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """Return the former column names that records may still use.
-
-    Maps each name to the field id of the renamed column.
-    """
+    """Return the former column names that records may still use, with the field ids of the renamed columns."""
     return {
         name: field_id
         for name, field_id in former.items()
@@ -60,7 +57,6 @@ class ColumnChanges:
     drops: Sequence[str]
 
     def of(self, names: Collection[str]) -> ColumnChanges:
-        """Return only the changes of columns with these names."""
         renames = {old: new for old, new in self.renames.items() if old in names}
         return ColumnChanges(renames, [name for name in self.drops if name in names])
 
@@ -71,10 +67,7 @@ class ColumnChanges:
 def find_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
 ) -> list[str]:
-    """Return why these columns cannot be renamed or dropped, one sentence per problem.
-
-    `fixed` maps each column that must not change to the reason.
-    """
+    """Return why these columns cannot be renamed or dropped. `fixed` has the reasons why some must not change."""
     found = []
     history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
@@ -93,13 +86,11 @@ def find_problems(
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was the name of another column (field id {others[0]}): choose a new name")
-    given = [new.lower() for new in wanted.renames.values()]
-    found += [
-        f"{new} is given to two columns" for n, new in enumerate(wanted.renames.values()) if new.lower() in given[:n]
-    ]
+    new_names = list(wanted.renames.values())
+    lowered = [new.lower() for new in new_names]
+    found += [f"{new} is given to two columns" for n, new in enumerate(new_names) if new.lower() in lowered[:n]]
     both = set(wanted.drops) & set(wanted.renames)
-    found += [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
-    return found
+    return found + [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
 
 
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
@@ -110,7 +101,7 @@ def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, st
 
 
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
-    """Rename and drop columns, and update the property with the old names, in one commit. Returns the changed table.
+    """Rename and drop columns, and store the old names, in one commit. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """
@@ -139,10 +130,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Apply the column changes that `frazil evolve` made to the main table to a routed table. Returns the routed table.
-
-    Raises the errors of `change_columns`.
-    """
+    """Make the main table's column changes in a routed table, and return it. Raises as `change_columns` does."""
     if not (former := former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}

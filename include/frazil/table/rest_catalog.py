@@ -1,8 +1,8 @@
 """Extends PyIceberg's client for REST catalogs with protection against slow or overloaded servers and gateways.
 
-PyIceberg waits forever for a response, and accepts any response as an Iceberg response. Here, each request has a
-timeout. If the server is overloaded, a read is retried after the time in the response's `Retry-After`. This client
-never repeats a commit: `frazil.commit.swap` first checks whether it succeeded.
+PyIceberg waits forever for a response, and accepts any response. Here, each request has a timeout. If the server is
+overloaded, a read is retried after the response's `Retry-After`. This client never repeats a commit:
+`frazil.commit.swap` first checks whether it succeeded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = (10.0, 60.0)
 OVERLOADED = (429, 503)
 MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Maximum wait between two attempts of a read, in seconds. Commits may wait longer: see `frazil.commit.swap`."""
+"""Maximum wait between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
 """Prefixes of properties that PyIceberg's client expects as nested mappings."""
 
@@ -50,10 +50,10 @@ def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED else [key]
-        place = found
+        nested = found
         for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
+            nested = nested.setdefault(part, {})
+        nested[last] = value
     return found
 
 
@@ -87,11 +87,10 @@ def _retries() -> Retry:
 def _check_response(response: Response) -> Response:
     """Return the response. Raises NoIcebergAnswer for a success, a "not found" or a conflict whose body is not JSON.
 
-    PyIceberg's own error would quote the whole page. It would also interpret a gateway's "not found" page as a missing
-    table.
+    PyIceberg would interpret a gateway's "not found" page as a missing table.
     """
-    says_something = response.ok or response.status_code in (404, 409)
-    if says_something and response.content and not response.content.lstrip().startswith((b"{", b"[")):
+    is_meaningful = response.ok or response.status_code in (404, 409)
+    if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
         kind = response.headers.get("Content-Type", "no type")
         begin = " ".join(response.text[:200].split())[:60]
         raise NoIcebergAnswer(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")

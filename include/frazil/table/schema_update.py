@@ -18,7 +18,7 @@ from frazil.spec.iceberg import declaration
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
-from frazil.table.declared import DeclaredTable, declared_table, identifier_of
+from frazil.table.declared import DeclaredTable, declared_table, table_identifier
 from frazil.table.evolution import (
     ACCEPTED_SCHEMA,
     Addition,
@@ -38,8 +38,7 @@ MAX_EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update, and return it. Retries if another process changes the
-    schema.
+    """Evolve the table to the declared schema in one update, and return it. Retries after a change by others.
 
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
@@ -51,30 +50,26 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
             _apply(table, changes)
         except CommitFailedException:
             logger.info(
-                "the schema of %s changed while stream %s evolved it; trying again", identifier_of(table), stream
+                "the schema of %s changed while stream %s evolved it; trying again", table_identifier(table), stream
             )
         table = table.catalog.load_table(table.name())
     raise _evolution_failure(table, stream)
 
 
 def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
-    """Return the changes that evolve the table to the declared schema.
-
-    Raises SchemaIncompatible if any change is unsafe.
-    """
+    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if one is unsafe."""
     existing = table.schema()
     wanted = _adapt(_with_current_names(declared, table), existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
     if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
-        raise SchemaIncompatible(_conflict_message(table, conflicts, stream))
+        lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
+        name = table_identifier(table)
+        raise SchemaIncompatible(f"stream {stream}: the declared schema does not fit the table {name}: {lines}")
     return [difference for difference in found if not isinstance(difference, Conflict)]
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas from oldest to newest.
-
-    If an operator accepted a schema, older schemas are left out.
-    """
+    """Return the table's schemas from oldest to newest, without those before a schema that an operator accepted."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -94,8 +89,8 @@ def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
     """Return the declared schema. Some columns become optional, so that older tables fit.
 
-    frazil's own columns become optional if they are missing or optional in the table. New rows always have a value in
-    them, but rows of an older table may not. Columns in `relaxable` become optional where the table's are.
+    These are frazil's own columns if they are missing or optional in the table, whose old rows may have no value, and
+    columns in `relaxable` where the table's are optional.
     """
     existing_fields = {field.name: field for field in existing.fields}
 
@@ -112,9 +107,7 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
 
 
 def refuse_unreadable(coming: Schema, table: str) -> None:
-    """Raise SpecError for a column that some engine cannot read, because that engine could then not read the table at
-    all.
-    """
+    """Raise SpecError for a column with which some engine could not read the table."""
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
             raise SpecError(f"schema.{field.name}: cannot be added to the table {table}: {OF_ICEBERG}; rename it")
@@ -124,10 +117,7 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """Return the top-level columns that a stream fills although they are neither declared nor frazil's own.
-
-    Each is formatted as in a declaration: `gate: string`.
-    """
+    """Return undeclared top-level columns that a stream fills, formatted as in a declaration: `gate: string`."""
     names = {column.name for column in spec.columns}
     if former_columns(table.properties):  # building a schema is slow, and an open page calls this for many streams
         names = {field.name for field in _with_current_names(declared_table(spec), table).schema.fields}
@@ -137,25 +127,19 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
     """Change a stream's table as its records require, in one update. Returns the accepted and the refused changes.
 
-    Another stream may change the table at the same time; the attempt is then repeated on the changed table. Raises
-    CommitUnavailable, AccessDenied.
+    Retries after a change by others. Raises CommitUnavailable, AccessDenied.
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
-            found = growth(
-                table.schema(),
-                _former_schemas(table),
-                wanted,
-                max_columns=spec.evolution.max_columns,
-                fixed=fixed,
-            )
+            max_columns = spec.evolution.max_columns
+            found = growth(table.schema(), _former_schemas(table), wanted, max_columns=max_columns, fixed=fixed)
             if not found.changes:
                 return found
             try:
                 _apply(table, found.changes)
             except CommitFailedException:
-                logger.info("the schema of %s changed while stream %s evolved it", identifier_of(table), spec.name)
+                logger.info("the schema of %s changed while stream %s evolved it", table_identifier(table), spec.name)
             else:
                 return found
             table = table.catalog.load_table(table.name())
@@ -164,7 +148,7 @@ def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
 
 def _evolution_failure(table: Table, stream: str) -> CommitUnavailable:
     return CommitUnavailable(
-        f"stream {stream}: the schema of {identifier_of(table)} changed during each of {MAX_EVOLUTION_ATTEMPTS} "
+        f"stream {stream}: the schema of {table_identifier(table)} changed during each of {MAX_EVOLUTION_ATTEMPTS} "
         "attempts to evolve it"
     )
 
@@ -172,7 +156,7 @@ def _evolution_failure(table: Table, stream: str) -> CommitUnavailable:
 def _apply(table: Table, changes: Sequence[Change]) -> None:
     for change in changes:
         if not isinstance(change, Relaxation):
-            refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), identifier_of(table))
+            refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), table_identifier(table))
     with table.update_schema() as update:
         for change in changes:
             match change:
@@ -183,11 +167,10 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
                 case Relaxation():
                     update.make_column_optional(change.path)
     for change in changes:
-        logger.info("%s: %s", identifier_of(table), describe_change(change))
+        logger.info("%s: %s", table_identifier(table), describe_change(change))
 
 
 def describe_change(change: Change) -> str:
-    """Describe a change that was made, for the log and for messages."""
     column = f"column {'.'.join(change.path)}"
     match change:
         case Addition():
@@ -195,8 +178,3 @@ def describe_change(change: Change) -> str:
         case Promotion():
             return f"widened {column} to {change.type}"
     return f"made {column} optional"
-
-
-def _conflict_message(table: Table, conflicts: Sequence[Conflict], stream: str) -> str:
-    lines = [f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts]
-    return f"stream {stream}: the declared schema does not fit the table {identifier_of(table)}: " + "; ".join(lines)

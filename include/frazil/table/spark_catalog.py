@@ -15,9 +15,7 @@ SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
 ATOMIC = "frazil.atomic"
-"""frazil's own property of a REST catalog: the name of its server, if it is in
-`frazil.table.atomic_catalogs.SERVERS`.
-"""
+"""frazil's own property of a REST catalog: its server, one of `frazil.table.atomic_catalogs.SERVERS`."""
 
 _RENAMED = {
     "s3.region": "client.region",
@@ -32,25 +30,14 @@ _RENAMED = {
 
 _PYTHON_ONLY = frozenset(
     {
-        "type",
-        "uri",
-        "py-io-impl",
-        "py-catalog-impl",
-        "echo",
-        "pool_pre_ping",
-        "schema_version",
-        "init_catalog_tables",
-        ATOMIC,
+        *("type", "uri", "py-io-impl", "py-catalog-impl", ATOMIC),
+        *("echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
     }
 )
 
 
 def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark property `spark.sql.catalog.<name>` and its subkeys, for a catalog of type sql, rest, glue or
-    hive.
-
-    Raises SpecError for a catalog that Spark cannot open.
-    """
+    """Return Spark's property of the catalog and its subkeys. Raises SpecError if Spark cannot open the catalog."""
     kind = catalog_type(properties)
     translated = _translate_keys(properties)
     if kind == "sql":
@@ -72,7 +59,8 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the jar sets that Spark needs to open the catalog, as in `frazil.spark.jars`."""
     on_postgres = catalog_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
-    on_aws = _uses_s3(properties) or catalog_type(properties) == "glue" or _is_signed(properties)
+    is_signed = properties.get("rest.sigv4-enabled", "").lower() == "true"
+    on_aws = _uses_s3(properties) or catalog_type(properties) == "glue" or is_signed
     return ("spark", *(["postgres"] if on_postgres else []), *(["s3"] if on_aws else []))
 
 
@@ -85,7 +73,6 @@ def catalog_type(properties: Mapping[str, str]) -> str:
 
 
 def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that the Java library also has, under its names."""
     translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):
         translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
@@ -96,12 +83,9 @@ def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jdbc(name: str, uri: str) -> dict[str, str]:
-    """Convert SQLAlchemy's database URL to Iceberg's JDBC properties.
-
-    `V1` is the version of the database schema that PyIceberg creates, with views.
-    """
+    """Convert SQLAlchemy's database URL to Iceberg's JDBC properties."""
     url = make_url(uri)
-    common = {"type": "jdbc", "jdbc.schema-version": "V1"}
+    common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views
     if url.get_backend_name() == "sqlite":
         return common | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
     if url.get_backend_name() != "postgresql":
@@ -117,11 +101,6 @@ def _jdbc(name: str, uri: str) -> dict[str, str]:
     if url.password:
         jdbc["jdbc.password"] = str(url.password)
     return jdbc
-
-
-def _is_signed(properties: Mapping[str, str]) -> bool:
-    """Return whether the AWS SDK signs the requests to a REST catalog."""
-    return properties.get("rest.sigv4-enabled", "").lower() == "true"
 
 
 def _uses_s3(properties: Mapping[str, str]) -> bool:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Iterator
 from urllib.parse import urlsplit
+
+from pyiceberg.exceptions import AuthorizationExpiredError
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.spec.addresses import OBJECT_STORES, names_store
-from frazil.table.expired import has_expired
 
 MAX_ERROR_CHARACTERS = 600
-"""Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
-the last event.
-"""
+"""Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key."""
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -26,10 +26,7 @@ _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error of fsspec's client.
-
-    Returns None if the error only concerns one object, for example because the object is missing.
-    """
+    """Translate an error of fsspec's client; None if it only concerns one object, such as a missing object."""
     if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -39,16 +36,13 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error that Arrow or fsspec raised while a task staged files in this folder.
-
-    Returns None for an error of a local disk, unless the disk is full.
-    """
+    """Translate an error of Arrow or fsspec while a task staged files; None for other errors of a local disk."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK:
             return None
         return CommitUnavailable(
-            f"the disk of {error.filename or folder} is full: {_error_text(error)}. Make room on it; the writer is "
-            "started again, and loses nothing"
+            f"the disk of {error.filename or folder} is full: {_error_text(error)}. Free space on it; the writer is "
+            "then restarted, and loses nothing"
         )
     if error.errno in FULL_DISK:
         return None
@@ -86,3 +80,27 @@ def _is_outage(error: Exception) -> bool:
 
 def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
+
+
+_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
+"""Error codes of S3 and STS for expired credentials. The first also matches `ExpiredTokenException`."""
+
+
+def has_expired(error: BaseException) -> bool:
+    """Return whether an error or one of its causes means that credentials have expired."""
+    return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _causes(error))
+
+
+def _has_expiry_code(error: BaseException) -> bool:
+    response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    # PyArrow's errors, and an executor's error, which arrives as a frazil error, only have the text.
+    text = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
+    return any(each in text for each in _CODES)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.sorting import SortOrder
+from pyiceberg.table.sorting import SortField, SortOrder
 from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
@@ -18,7 +18,7 @@ from frazil.spec.addresses import FOLDERS, path_problem
 from frazil.spec.former_columns import former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors, open_existing_catalog
-from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, identifier_of
+from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, table_identifier
 from frazil.table.lost import explain_lost_table, find_remains
 from frazil.table.remains import STATE
 from frazil.table.schema_update import evolutions, evolve_to, refuse_unreadable
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     """Return the stream's table. Creates it if it is missing, and evolves it if that is safe.
 
-    If the table's partitioning or sort order differs from the declared one, it is not changed, and a warning is logged.
-    Raises SpecError if an engine could not read a new column, TableLost if a new table would share another table's
-    folder, SchemaIncompatible, AccessDenied, CommitUnavailable.
+    Logs a warning if the table has another partitioning or sort order, which is not changed. Raises SpecError if an
+    engine could not read a new column, TableLost if a new table would share another table's folder, SchemaIncompatible,
+    AccessDenied, CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -45,24 +45,17 @@ def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def check_fits(table: Table, spec: StreamSpec) -> None:
-    """Check that the stream's table does not contradict the declaration. Raises SchemaIncompatible.
-
-    Columns may be missing if the writer's next start can add them.
-    """
+    """Raise SchemaIncompatible if the table contradicts the declaration. The writer's next start may add columns."""
     evolutions(table, declared_table(spec), spec.name)
 
 
 def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Check that rows of the declared schema fit both current tables. Other programs may have changed these since the
-    start.
-
-    Raises SchemaIncompatible.
-    """
+    """Raise SchemaIncompatible if rows of the declared schema do not fit both tables, after changes by others."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         if missing := evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
-                f"stream {spec.name}: the table {identifier_of(table)} does not have all declared columns yet "
+                f"stream {spec.name}: the table {table_identifier(table)} does not have all declared columns yet "
                 f"({columns}); the writer's next start adds them: `frazil restart {spec.name}`"
             )
     _check_key(main, spec)
@@ -76,12 +69,13 @@ def _check_key(main: Table, spec: StreamSpec) -> None:
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
             f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "
-            f"{identifier_of(main)} are {', '.join(sorted(names))}. Declare these as the key, or write to a new table"
+            f"{table_identifier(main)} are {', '.join(sorted(names))}. Declare these as the key, or write to a new "
+            "table"
         )
 
 
 def data_location(table: Table) -> str:
-    """Return the folder of a table's data files, without trailing slash: `write.data.path`, or `<location>/data`."""
+    """Return the folder of a table's data files: `write.data.path`, or `<location>/data`; without trailing slash."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
@@ -94,10 +88,7 @@ def state_location(table: Table, stream: str) -> str:
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Return whether only this table may use its files. `gc.enabled` is false if another table may share them.
-
-    Like Iceberg, this treats every value except "true" as false.
-    """
+    """Return `gc.enabled`, which is false if another table may share the files. Every value except "true" is false."""
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
@@ -119,10 +110,7 @@ def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) ->
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table, and return the table.
-
-    Another process may do the same at the same time; in that case, either process's table is returned.
-    """
+    """Create the namespace and the table, and return the table, which another process may have created meanwhile."""
     refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -161,14 +149,10 @@ def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
 def _check_format_version(table: Table) -> None:
     version = table.metadata.format_version
     if version != FORMAT_VERSION:
-        way_out = (
-            "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
-            if version < FORMAT_VERSION
-            else "write to a new table"
-        )
+        upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
         raise SchemaIncompatible(
-            f"{identifier_of(table)} has Iceberg format version {version}, but frazil writes version {FORMAT_VERSION}: "
-            f"{way_out}"
+            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
+            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
         )
 
 
@@ -176,38 +160,26 @@ def _check_folders(table: Table) -> None:
     folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDERS}}
     for name, folder in folders.items():
         if problem := path_problem(folder):
-            raise SchemaIncompatible(f"{identifier_of(table)}: {name} {folder!r} {problem}, or write to a new table")
+            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
 
 
 def _warn_of_other_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    """Warn if the table's layout differs from the declared one.
-
-    The declared layout only applies to new tables. Changing the layout of an existing table is the operator's decision.
-    """
-    for word, wanted, found in (
-        (
-            "partitioning",
-            _partition_terms(declared.partitioning, declared.schema),
-            _partition_terms(table.spec(), table.schema()),
-        ),
-        ("sort order", _sort_terms(declared.order, declared.schema), _sort_terms(table.sort_order(), table.schema())),
-    ):
-        if wanted and wanted != found:
+    """Warn if the table's layout differs from the declared one, which only applies to new tables."""
+    layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
+    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
+        if wanted and wanted != layout[word]:
             logger.warning(
                 "stream %s declares the %s [%s], but table %s has [%s]: the table keeps its own",
-                stream, word, ", ".join(wanted), identifier_of(table), ", ".join(found),
+                stream, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
             )  # fmt: skip
 
 
-def _partition_terms(partitioning: PartitionSpec, schema: Schema) -> list[str]:
-    return [f"{field.transform}({schema.find_column_name(field.source_id)})" for field in partitioning.fields]
+def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema) -> dict[str, list[str]]:
+    def term(field: PartitionField | SortField) -> str:
+        return f"{field.transform}({schema.find_column_name(field.source_id)})"
 
-
-def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
-    return [
-        f"{f.transform}({schema.find_column_name(f.source_id)}) {f.direction.value} {f.null_order.value}"
-        for f in order.fields
-    ]
+    sorts = [f"{term(field)} {field.direction.value} {field.null_order.value}" for field in order.fields]
+    return {"partitioning": [term(field) for field in partitioning.fields], "sort order": sorts}
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:

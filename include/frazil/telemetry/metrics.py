@@ -1,5 +1,4 @@
-"""Defines all metrics, and stores their values in one process. docs/reference/metrics.md is generated from
-`METRICS`.
+"""Defines all metrics, and stores their values in one process.
 
 Prometheus names are derived from OpenTelemetry names by OpenTelemetry's specification, so that a collector exports the
 same names as our own endpoint.
@@ -76,9 +75,7 @@ COMMIT = _histogram("commit", "Time to commit a batch, including its journal and
 MERGE = _histogram("merge", "Part of the commit time that merge tasks took; only for upsert streams.")
 LAG = _gauge("lag.records", "{record}", "Records in Kafka that are not committed to the table.")
 IN_TRANSACTIONS = _gauge(
-    "transactions.offsets",
-    "{offset}",
-    "Offsets that wait for the end of a transaction, of Kafka or of the source.",
+    "transactions.offsets", "{offset}", "Offsets that wait for the end of a transaction, of Kafka or of the source."
 )
 FRESHNESS = _gauge(
     "freshness", "s", "Time since the last commit while records wait, also in open transactions; otherwise 0."
@@ -115,35 +112,8 @@ PARTITION_LAG = Metric(
     by_partition=True,
 )
 
-METRICS: tuple[Metric, ...] = (
-    WRITER_RUNNING,
-    WRITER_STARTED,
-    BATCHES,
-    RECORDS,
-    DEAD_LETTERS,
-    FILES,
-    WRITTEN,
-    STAGE,
-    COMMIT,
-    MERGE,
-    LAG,
-    IN_TRANSACTIONS,
-    FRESHNESS,
-    BACKPRESSURE,
-    INTERVAL,
-    LAST_COMMIT,
-    WATERMARK,
-    EPOCHS,
-    STALLED,
-    OUTAGE,
-    OUTAGES,
-    THROTTLED,
-    EVOLUTIONS,
-    FUTURE,
-    SKIPS,
-    NOTICES,
-    PARTITION_LAG,
-)
+METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All metrics, in the order of their definition."""
 
 Labels = tuple[str, ...]
 """Label values in the order of `Metric.labels`."""
@@ -197,5 +167,5 @@ class MetricValues:
 
     def histograms(self, metric: Metric) -> Iterator[tuple[Labels, HistogramValues]]:
         with self._lock:
-            found = [(labels, HistogramValues(list(t.counts), t.total_s)) for labels, t in self.times[metric].items()]
-        yield from found
+            copies = [(labels, HistogramValues(list(t.counts), t.total_s)) for labels, t in self.times[metric].items()]
+        yield from copies

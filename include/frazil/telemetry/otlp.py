@@ -21,7 +21,7 @@ from frazil import __version__
 from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 END_TIMEOUT_S = 5.0
-"""Seconds that an ending process waits at most until the last values are sent."""
+"""Maximum time in seconds for which an ending process waits until the last values are sent."""
 
 
 class Otlp:
@@ -53,7 +53,7 @@ class Otlp:
         meters.observers.append(observe)
 
     def close(self) -> None:
-        """Send the last values, but wait at most END_S seconds, because the collector may hang."""
+        """Send the last values. Gives up after END_TIMEOUT_S, because the collector may hang."""
         ending = threading.Thread(target=partial(self._provider.shutdown, END_TIMEOUT_S * 1000), daemon=True)
         ending.start()
         ending.join(END_TIMEOUT_S)

@@ -18,15 +18,13 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10.0
-"""Timeout of a request, in seconds."""
 
 
 def exposition(meters: MetricValues) -> str:
     """Return all metrics that have series, in Prometheus' text format."""
     lines: list[str] = []
     for metric in METRICS:
-        samples = [*_samples(meters, metric)]
-        if samples:
+        if samples := [*_samples(meters, metric)]:
             name = metric.prometheus
             lines += [f"# HELP {name} {metric.description}", f"# TYPE {name} {metric.type}", *samples]
     return "\n".join([*lines, ""])
@@ -115,13 +113,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _bind_server(meters: MetricValues, host: str, ports: range) -> _Server:
-    failed: OSError | None = None
+    last_error = OSError("no port is configured")
     for port in ports:
         try:
             server = _Server((host, port))
         except OSError as error:
-            failed = error
+            last_error = error
             continue
         server.meters = meters
         return server
-    raise failed or OSError("no port is configured")
+    raise last_error

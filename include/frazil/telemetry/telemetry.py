@@ -37,7 +37,6 @@ class Telemetry:
 
     @classmethod
     def from_environment(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        """Return the telemetry that the environment configures."""
         return cls(Settings.load(environment), application=application)
 
     def __enter__(self) -> Telemetry:
@@ -103,9 +102,7 @@ LISTEN = "FRAZIL_METRICS_LISTEN"
 PARTITIONS = "FRAZIL_METRICS_PARTITIONS"
 
 LISTEN_DEFAULT = "127.0.0.1:9464-9563"
-"""OpenTelemetry's port for Prometheus, and the next 99 ports. Each writer application on a host takes the next free
-port.
-"""
+"""OpenTelemetry's port for Prometheus, and the next 99. Each writer application on a host takes the next free port."""
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _EXPORTERS = ("prometheus", "otlp")
 
@@ -153,5 +150,4 @@ def _parse_address(text: str) -> tuple[str, range]:
         return "", range(0)
     first = int(found["first"])
     last = int(found["last"] or first)
-    ports = range(first, last + 1) if last <= 65_535 else range(0)
-    return found["host"].strip("[]"), ports
+    return found["host"].strip("[]"), range(first, last + 1) if last <= 65_535 else range(0)

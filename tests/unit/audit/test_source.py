@@ -14,7 +14,7 @@ from frazil.audit import source
 from frazil.audit.claims import Claims
 from frazil.audit.ranges import CommittedRange
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.truncation import LogEnd
+from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 

@@ -29,8 +29,7 @@ from frazil.commit.period import Period
 from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
-from frazil.history.objects import HistoryStore
-from frazil.history.supervision import ActionLog, read_actions
+from frazil.history.objects import ActionLog, HistoryStore
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.completeness import Cursor
@@ -315,7 +314,7 @@ def test_what_a_run_dropped_stays_ended_once_a_user_abandons_it_too(live: Any) -
     assert abandon(live.tables, committer, by="bob").abandoned_by == "ada", "who comes later changes nothing"
     for table in (live.load(), live.load_dead_letters()):
         assert read_backfill(table.properties, "events").abandoned_by == "ada"
-    reported, _ = read_actions(HistoryStore.open(live.load(), "events"), ActionLog.USERS)
+    reported, _ = HistoryStore.open(live.load(), "events").read_actions(ActionLog.USERS)
     said = ["begins, for the run dag/first", "was abandoned by ada"]
     assert sorted(action.sentence for action in reported) == [f"backfill {committer.id} {words}" for words in said]
     with pytest.raises(BackfillAbandoned):

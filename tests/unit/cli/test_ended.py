@@ -117,7 +117,7 @@ def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
     assert f"ended, and why is not recorded: the disk of {home.home()} is full: make room on it" in shown
     lost = stream_state(made.spec, now_ms=now() + 24 * 3_600_000)
     unknown = {one.rule: one for one in stream_readings(replace(lost, alive=False), Alerts(), now_ms=now())}
-    assert "no writer runs, and why the last one ended is not recorded" in unknown["writer"].sentence
+    assert "no writer runs, and the reason why the last one ended is unknown" in unknown["writer"].sentence
 
 
 def test_no_writer_starts_after_one_that_a_user_ran_to_its_end(made: MadeStream, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cli.foreground import MAX_WAITING_LINES, Terminal, Totals, Voice, Waits, live_words
+from frazil.cli.foreground import MAX_WAITING_LINES, Terminal, Totals, WaitReporter, WriterPipe, live_text
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -28,7 +28,7 @@ SPEC = StreamSpec.model_validate(
         "event-time": "n",
     }
 )
-SEE = "see table city.rides_dead_letters: the column `error` has the reasons"
+SEE = "see the column `error` of table city.rides_dead_letters"
 
 
 def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:
@@ -83,9 +83,9 @@ def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
 
 def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_lasted_that_long():
     now_s = 0.0
-    waits, said = Waits(clock=lambda: now_s), list[float]()
+    waits, said = WaitReporter(clock=lambda: now_s), list[float]()
     for now_s in (0.0, 10.0, 29.9, 30.0, 45.0, 60.0):
-        if line := waits.met("city.a is missing 3 rows"):
+        if line := waits.report("city.a is missing 3 rows"):
             assert line == "waiting: city.a is missing 3 rows"
             said.append(now_s)
     assert said == [30.0, 60.0]
@@ -93,27 +93,27 @@ def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_las
 
 def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not_end_goes_on():
     now_s = 0.0
-    waits = Waits(clock=lambda: now_s)
+    waits = WaitReporter(clock=lambda: now_s)
 
     def batch() -> None:
-        waits.staging()
-        waits.committed()
+        waits.batch_began()
+        waits.batch_committed()
 
     batch()
-    assert waits.met("city.a is missing 3 rows") is None
+    assert waits.report("city.a is missing 3 rows") is None
     now_s = 20.0
     batch()
-    assert waits.met("city.a is missing 3 rows") is None
+    assert waits.report("city.a is missing 3 rows") is None
     now_s = 30.0
     batch()
-    assert waits.met("city.a is missing 3 rows"), "as is said after each batch"
+    assert waits.report("city.a is missing 3 rows"), "as is said after each batch"
     batch()
     now_s = 7200.0
-    waits.staging()
-    assert waits.met("Kafka is away") is None, "another wait"
+    waits.batch_began()
+    assert waits.report("Kafka is away") is None, "another wait"
     now_s = 7230.0
-    waits.staging()  # each try begins the batch again
-    assert waits.met("Kafka is away") == "waiting: Kafka is away"
+    waits.batch_began()  # each try begins the batch again
+    assert waits.report("Kafka is away") == "waiting: Kafka is away"
 
 
 def test_of_merged_batches_the_lines_count_changes():
@@ -144,22 +144,22 @@ def heartbeat(phase: Phase, **changes: Any) -> Heartbeat:
 
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_has_words(phase: Phase):
-    assert live_words(heartbeat(phase), now_ms=4_000).endswith(" (4.0 s)")
+    assert live_text(heartbeat(phase), now_ms=4_000).endswith(" (4.0 s)")
 
 
 def test_what_lives_says_what_is_waited_for_and_what_was_read():
-    assert live_words(None, now_ms=0) == "starting"
-    assert live_words(heartbeat(Phase.WAITING, lag=0), now_ms=12_000) == "waiting for records (12 s)"
-    assert live_words(heartbeat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
+    assert live_text(None, now_ms=0) == "starting"
+    assert live_text(heartbeat(Phase.WAITING, lag=0), now_ms=12_000) == "waiting for records (12 s)"
+    assert live_text(heartbeat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
     staging = heartbeat(Phase.STAGING, epoch=3, batch=7, batch_records=50_000)
-    assert live_words(staging, now_ms=0) == "batch 3-7: 50,000 records read (0.0 s)"
+    assert live_text(staging, now_ms=0) == "batch 3-7: 50,000 records read (0.0 s)"
     merging = heartbeat(Phase.COMMITTING, epoch=3, batch=7, merged_rows=900)
-    assert live_words(merging, now_ms=0) == "batch 3-7: 900 rows read to merge it (0.0 s)"
+    assert live_text(merging, now_ms=0) == "batch 3-7: 900 rows read to merge it (0.0 s)"
 
 
 def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     read_end, write_end = os.pipe()
-    voice = Voice(write_end)
+    voice = WriterPipe(write_end)
     voice.say("ünïcode\nand a line break")
     voice.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "%d brokers are silent", "args": (2,)}))
     os.close(write_end)
@@ -175,7 +175,7 @@ def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Pat
 
 def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     read_end, write_end = os.pipe()
-    Voice(write_end).complain("TopicMissing: no topic t")
+    WriterPipe(write_end).complain("TopicMissing: no topic t")
     os.close(write_end)
     terminal = Terminal(tmp_path)
     terminal.listen(read_end, writer=1)
@@ -197,7 +197,7 @@ def test_only_a_terminal_has_a_line_that_lives(tmp_path: Path, capsys: pytest.Ca
 def test_a_writer_whose_listener_is_gone_goes_on():
     read_end, write_end = os.pipe()
     os.close(read_end)
-    Voice(write_end).say("nobody hears it")
+    WriterPipe(write_end).say("nobody hears it")
     os.close(write_end)
 
 
@@ -206,7 +206,7 @@ def test_a_terminal_that_lacks_a_character_gets_its_code(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
     terminal = Terminal(tmp_path)
     read_end, write_end = os.pipe()
-    voice = Voice(write_end)
+    voice = WriterPipe(write_end)
     for line in ("one", "Flüge", "three"):
         voice.say(line)
     os.close(write_end)

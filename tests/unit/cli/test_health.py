@@ -142,7 +142,7 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
     launch = Launch("l3", LaunchKind.SUPERVISED, now_ms, writer=ProcessMark(2**22 + 1, 0))
     (folder / "lock").write_text(json.dumps(launch.to_json()))
     said = call(tmp_path).stdout
-    assert "ended 4 times in a row without one commit" in said
+    assert "ended 4 times in a row without a commit" in said
     assert said.splitlines()[1].rstrip().endswith("restarts:made")
 
 

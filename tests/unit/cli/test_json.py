@@ -15,9 +15,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from frazil.cli.foreground import Terminal, Totals, Voice, batch_document
+from frazil.cli.foreground import Terminal, Totals, WriterPipe, batch_document
 from frazil.cli.main import COMMANDS, frazil, main
-from frazil.cli.output import working
+from frazil.cli.output import progress
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.ingest.sealing import Secret
@@ -126,7 +126,7 @@ def test_a_run_tells_each_batch_and_its_end(streams: Path, tmp_path: Path, capsy
     )  # fmt: skip
     totals = Totals(load_stream(streams / "made.yaml"))
     read_end, write_end = os.pipe()
-    voice = Voice(write_end)
+    voice = WriterPipe(write_end)
     voice.say(totals.add(batch))
     voice.report(batch_document(batch))
     voice.report(totals.document(stopped=False))
@@ -150,7 +150,7 @@ def test_what_goes_on_is_shown_at_a_terminal_alone(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setenv("TERM", "xterm")
-        with working("reading Kafka") as step:
+        with progress("reading Kafka") as step:
             step(1, 2, "1 of 2 chunks")
         shown[terminal] = stream.getvalue()
     assert shown[False] == ""

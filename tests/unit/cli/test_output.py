@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from frazil.cli.output import folded, lines_of, said_of
+from frazil.cli.output import split_commands, with_subject, wrap_command
 
 
 @pytest.mark.parametrize(
@@ -28,25 +28,25 @@ from frazil.cli.output import folded, lines_of, said_of
     ],
 )  # fmt: skip
 def test_each_command_after_a_colon_has_a_line(sentence: str, lines: list[str] | None) -> None:
-    assert lines_of(sentence) == (lines or [sentence])
+    assert split_commands(sentence) == (lines or [sentence])
 
 
 def test_a_sentence_names_what_it_is_about_once() -> None:
-    assert said_of("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
-    assert said_of("a.b", "it is gone") == "a.b: it is gone"
+    assert with_subject("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
+    assert with_subject("a.b", "it is gone") == "a.b: it is gone"
 
 
 def test_a_command_longer_than_the_screen_is_broken_where_a_shell_goes_on() -> None:
     command = (
         "frazil register shop.orders 's3://a b/metadata/00012-of.metadata.json' --streams /a/folder/of/streams --yes"
     )
-    reported = folded(f"    {command}", 60)
+    reported = wrap_command(f"    {command}", 60)
     assert len(reported.splitlines()) == 3
     assert all(len(line) <= 60 for line in reported.splitlines())
     assert shlex.split(reported.replace("\\\n", "")) == shlex.split(command)
-    assert folded(f"    {command}", 200) == f"    {command}"
-    assert folded("a sentence of many words", 10) == "a sentence of many words"
+    assert wrap_command(f"    {command}", 200) == f"    {command}"
+    assert wrap_command("a sentence of many words", 10) == "a sentence of many words"
 
 
 def test_a_sentence_may_begin_with_a_colon() -> None:
-    assert lines_of(": `frazil x`.") == [":", "    frazil x"]
+    assert split_commands(": `frazil x`.") == [":", "    frazil x"]

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from frazil.backfill.request import parse_request
+from frazil.cli.options import MomentText, OffsetsText
 from frazil.cli.output import ask
-from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset import Available, BeforeReset, list_moves
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError

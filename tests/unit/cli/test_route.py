@@ -25,7 +25,7 @@ from pyiceberg.types import NestedField, StringType
 from frazil.audit.run import audit_stream
 from frazil.cli import options as asking
 from frazil.cli.main import frazil
-from frazil.cli.output import lines_of
+from frazil.cli.output import split_commands
 from frazil.commit import marker_change
 from frazil.commit.followers import COMMIT_GRACE_MS, Followers
 from frazil.commit.marker import property_name
@@ -163,7 +163,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
     catalog.purge_table(table) if purged else catalog.drop_table(table)
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     assert (dropped["target"], f"--give-up {table}" in dropped["reason"]) == (table, True)
-    assert lines_of(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
+    assert split_commands(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert dropped["reason"] in status["problems"]
     for words in (("health",), ("health", table)):
@@ -172,7 +172,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
         assert (missing["table"], missing["problem"], health.exit_code) == (table, dropped["reason"], 25)
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
-        assert "\n".join(lines_of(dropped["reason"])) in people
+        assert "\n".join(split_commands(dropped["reason"])) in people
     assert (status["amiss"], dropped["amiss"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
@@ -221,7 +221,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert any(behind["reason"] in said for said in status["problems"])
     assert status["amiss"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
-    assert "was not made for these rows, and stays as it is" in done.output
+    assert "was not created for these rows, and stays as it is" in done.output
     assert given_up_again(tmp_path, "shop.raw_a") == "No row of a batch waits for shop.raw_a: nothing is given up.\n"
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
@@ -461,7 +461,7 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
-    assert str(done.exception) == f"table {table} is not in the route of 'shop'; none of its tables is missing rows"
+    assert str(done.exception) == f"table {table} is not in the route of 'shop'; no table is missing rows"
     load_catalog(None).drop_table("shop.orders")
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert str(done.exception).endswith("; those that are missing rows, or were dropped: shop.orders")
@@ -526,7 +526,7 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
-    monkeypatch.setattr(asking, "SILENT_S", 0.0)
+    monkeypatch.setattr(asking, "UNRESPONSIVE_AFTER_S", 0.0)
     monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
     assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     status = ended(process)
-    assert (status.exit_code, status.error) == (137, "a person ended it at once, by a second Ctrl-C")
+    assert (status.exit_code, status.error) == (137, "a user ended it at once, by a second Ctrl-C")
 
 
 def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Start, tmp_path: Path):
@@ -240,7 +240,7 @@ def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: P
 
     def ending(_: int, *, within_s: float) -> None:
         assert within_s
-        follower._pass_on(signal.SIGTERM, None)
+        follower._forward_signal(signal.SIGTERM, None)
 
     writer = os.fork()
     if writer == 0:
@@ -261,7 +261,7 @@ def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest
     if paused:
         DesiredStore("shop", None).pause(by="ada", reason="a new disk")
     voice: Any = SimpleNamespace(say=said.append)
-    run._say_if_paused(spec, voice)
+    run._report_pause(spec, voice)
     assert [line.partition(", 2")[0] for line in said] == (["shop is paused (ada"] if paused else [])
     assert all("a new disk): this run writes anyway" in line for line in said)
 
@@ -270,5 +270,5 @@ def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeyp
     monkeypatch.setattr("frazil.supervise.desired.load_stream_table", lambda _: 1 / 0)
     said = list[str]()
     voice: Any = SimpleNamespace(say=said.append)
-    run._say_if_paused(shop(), voice)
+    run._report_pause(shop(), voice)
     assert said == []

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from frazil.cli import run
 from frazil.cli.main import frazil
-from frazil.cli.marker import goes_on
+from frazil.cli.marker import next_step
 from frazil.commit.reasons import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange
@@ -396,11 +396,11 @@ def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
 
 @pytest.mark.parametrize(("writer", "command"), [(ProcessState.RUNNING, "resume"), (ProcessState.FOREGROUND, "run")])
 def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_starts(writer: ProcessState, command: str):
-    said = goes_on("ticks", 4, writer)
-    assert "it ends with 13 (Fenced) within a minute" in said
-    assert said.endswith(f"after that, and not before, `frazil {command} ticks` goes on there.")
-    assert goes_on("ticks", 4, ProcessState.ENDED).endswith(
-        "`frazil resume ticks`, or `frazil run ticks`, goes on there."
+    said = next_step("ticks", 4, writer)
+    assert "It ends with 13 (Fenced) within a minute" in said
+    assert said.endswith(f"Only after that, `frazil {command} ticks` continues there.")
+    assert next_step("ticks", 4, ProcessState.ENDED).endswith(
+        "`frazil resume ticks`, or `frazil run ticks`, continues there."
     )
 
 
@@ -494,7 +494,7 @@ def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
 
 
 def test_watching_is_for_terminals_and_for_people(streams: Path) -> None:
-    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "is for people")):
+    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "excludes --json")):
         result = CliRunner().invoke(frazil, ["status", "--streams", str(streams), *options])
         assert result.exit_code == 2
         assert reason in result.output

@@ -11,7 +11,7 @@ import pytest
 from frazil.commit.marker import Marker
 from frazil.errors import Fenced, OffsetGap
 from frazil.kafka.admin import Topics
-from frazil.kafka.truncation import LogEnd
+from frazil.kafka.logs import LogEnd
 from frazil.stream.writer import Epoch
 
 P0, P1 = ("events", 0), ("events", 1)

@@ -17,7 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from frazil.audit.run import audit_stream
 from frazil.backfill import commit as committing
 from frazil.backfill.commit import BackfillCommitter, abandon
-from frazil.cli.dlq import _came_to
+from frazil.cli.dlq import _result_sentence
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
@@ -193,7 +193,9 @@ def test_dead_letters_that_repeat_a_row_are_dropped_where_repeats_are(
     repeated = len(GOOD) - len(landed)
     assert (done.landed, done.repeated, done.failed) == (len(landed), repeated, len(BAD))
     said = f" {repeated} repeated a row and were dropped;" if repeated else ""
-    assert _came_to(spec, done) == f"Stream events: {len(landed)} dead letters are rows now;{said} 5 failed again."
+    assert (
+        _result_sentence(spec, done) == f"Stream events: {len(landed)} dead letters are rows now;{said} 5 failed again."
+    )
     assert live.ids() == sorted([*landed, *range(LETTERS, END)])
     assert dead_letters(live) == dict.fromkeys(BAD, ("NotAnObject", 1))
     assert audit_stream(open_stream(spec).tables, drops_repeats=True).wrong == ()

@@ -205,9 +205,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
         assert said in str(refused.exception)
     discarded = call("dlq", "discard", "shop", "--because", "a test", "--yes")
     assert "2 dead letters of stream shop discarded." in discarded.stdout, "those that failed again"
-    assert (
-        f"by replay {behind['backfill']} are not discarded: they leave once each table has its rows" in discarded.stderr
-    )
+    assert f"replay {behind['backfill']} added to the main table are not discarded" in discarded.stderr
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert given_up.stdout == (
         f"No row of a batch waits for {ORDERS}: nothing is given up. "
@@ -237,7 +235,7 @@ def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
         return load(*args, **more)
 
     monkeypatch.setattr(cutting, "load_route_tables", replayed)
-    monkeypatch.setattr(cutting, "ATTEMPTS", attempts)
+    monkeypatch.setattr(cutting, "LOAD_ATTEMPTS", attempts)
     found = CliRunner().invoke(frazil, ["cut", "shop", "--json", "--streams", str(tmp_path)])
     if attempts == 1:
         assert isinstance(found.exception, WriterBusy)

@@ -37,7 +37,7 @@ def test_a_heartbeat_from_before_the_start_is_not_healthy() -> None:
 def test_passwords_are_made_once_and_readable_by_their_owner_alone(airflow: EmbeddedAirflow) -> None:
     first = airflow.password
     assert EmbeddedAirflow(airflow.home, airflow.checkout).password == first
-    assert len({first, airflow.password_of("op"), airflow.password_of("viewer")}) == 3
+    assert len({first, airflow.password_for("op"), airflow.password_for("viewer")}) == 3
     for name in ("passwords.json", "secrets.json"):
         assert (airflow.home / name).stat().st_mode & 0o077 == 0
 

@@ -52,7 +52,7 @@ def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Pat
     server = start(SLEEPER, tmp_path)
     assert os.getsid(server.pid) == server.pid
     assert process.find("server", tmp_path) == server
-    process.stop(server, records=tmp_path)
+    process.stop_all([server], records=tmp_path)
     assert not process.is_alive(server)
     assert process.recorded(tmp_path) == []
 
@@ -64,7 +64,7 @@ def test_a_server_gets_none_of_the_shells_secrets(tmp_path: Path, monkeypatch: p
     try:
         given = psutil.Process(server.pid).environ()
     finally:
-        process.stop(server, records=tmp_path)
+        process.stop_all([server], records=tmp_path)
     assert given["LC_ALL"] == "C"
     assert {name for name in given if not name.startswith("LC_")} <= process.VARIABLES
 
@@ -72,7 +72,7 @@ def test_a_server_gets_none_of_the_shells_secrets(tmp_path: Path, monkeypatch: p
 def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     server = start(STUBBORN, tmp_path)
     eventually(lambda: "deaf" in (tmp_path / "server.log").read_text())
-    process.stop(server, records=tmp_path, grace_s=0.3)
+    process.stop_all([server], records=tmp_path, grace_s=0.3)
     assert not process.is_alive(server)
 
 
@@ -94,7 +94,7 @@ def test_a_pid_that_was_given_to_another_program_is_never_signalled(tmp_path: Pa
             json.dumps({"name": "server", "pid": stale.pid, "started_at_s": stale.started_at_s, "log": stale.log})
         )
         assert process.find("server", tmp_path) is None
-        process.stop(stale, records=tmp_path)
+        process.stop_all([stale], records=tmp_path)
         assert innocent.poll() is None
         innocent.kill()
 
@@ -108,7 +108,7 @@ def test_a_server_outlives_the_process_that_started_it_and_is_ended_by_another(t
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
     server = process.find("server", tmp_path)
     assert server is not None
-    process.stop(server, records=tmp_path)
+    process.stop_all([server], records=tmp_path)
     assert process.find("server", tmp_path) is None
 
 

@@ -8,15 +8,20 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.history.past import (
+from frazil.history.points import (
     MAX_STREAM_EVENTS,
     MAX_TEXT_CHARACTERS,
+    MINUTE_MS,
     MINUTES_RETENTION_MS,
+    TEN_MINUTES_MS,
     TENS_RETENTION_MS,
+    EventKind,
+    HistoryEvent,
     Part,
+    Point,
     StreamHistory,
+    span_start,
 )
-from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, EventKind, HistoryEvent, Point, span_start
 
 NOW = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -73,7 +78,7 @@ def test_no_moment_is_in_two_points(added: list[Point], clock: int) -> None:
 
 @given(points(), points(), points())
 def test_it_does_not_matter_in_which_groups_points_are_joined(a: Point, b: Point, c: Point) -> None:
-    assert a.then(b).then(c) == a.then(b.then(c))
+    assert a.add(b).add(c) == a.add(b.add(c))
 
 
 def test_a_month_of_minutes_is_bounded_and_the_last_hours_are_minutes() -> None:

@@ -9,16 +9,22 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import Table
 
-from frazil.history.objects import HistoryStore
-from frazil.history.past import MINUTES_RETENTION_MS, Part, StreamHistory
-from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, EventKind, History, HistoryEvent, Point
-from frazil.history.read import read_history, read_table_history
+from frazil.history.objects import ActionLog, HistoryStore, read_history, read_table_history
+from frazil.history.points import (
+    MINUTE_MS,
+    MINUTES_RETENTION_MS,
+    TEN_MINUTES_MS,
+    EventKind,
+    History,
+    HistoryEvent,
+    Part,
+    Point,
+    StreamHistory,
+)
 from frazil.history.supervision import (
     MAX_PENDING_ACTIONS,
     RETRY_INTERVAL_MS,
-    ActionLog,
     Supervision,
-    read_actions,
     record_action,
 )
 from frazil.spec.load import validate_stream
@@ -63,7 +69,7 @@ def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytes
     def fails(_: StreamSpec) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr("frazil.history.read.load_stream_table", fails)
+    monkeypatch.setattr("frazil.history.objects.load_stream_table", fails)
     assert read_history(spec, since_ms=0) == History(problem="cannot read the table: OSError: no route to host")
 
 
@@ -133,7 +139,7 @@ def objects(tmp_path: Path) -> HistoryStore:
 
 
 def reported(objects: HistoryStore) -> list[HistoryEvent]:
-    found, problems = read_actions(objects, ActionLog.SUPERVISION)
+    found, problems = objects.read_actions(ActionLog.SUPERVISION)
     assert problems == []
     return found
 

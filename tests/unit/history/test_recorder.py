@@ -32,8 +32,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.history.objects import HistoryObject, HistoryStore
-from frazil.history.past import Part, StreamHistory
-from frazil.history.points import EventKind, Point
+from frazil.history.points import EventKind, Part, Point, StreamHistory
 from frazil.history.recorder import EVENT_WRITE_INTERVAL_MS, RETRY_INTERVAL_MS, WRITE_INTERVAL_MS, Recorder
 from frazil.history.recording_threads import RecordingThreads
 from frazil.host.heartbeat import Phase, Stall, StallKind

@@ -145,7 +145,7 @@ def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest
     assert isinstance(away, RegistryUnavailable)
     assert str(away).startswith("the schema registry http://127.0.0.1:1 does not respond: ")
     assert str(away).endswith(
-        ". Nothing was inferred: fix that, or give another registry by --registry; see source.format.registry"
+        ". Nothing was inferred: fix that, or give another registry with --registry; see source.format.registry"
     )
 
 

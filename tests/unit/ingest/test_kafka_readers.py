@@ -29,7 +29,7 @@ from frazil.ingest.headers import header_column, unpacked
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.kafka.librdkafka import ErrorCallback, LibraryUnfit, Message, ThrottleCallback, librdkafka
+from frazil.kafka.librdkafka import ErrorCallback, LibraryUnusable, Message, ThrottleCallback, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
 Headers = list[tuple[str, bytes | None]]
@@ -582,7 +582,7 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unfit() -> None:
-        raise LibraryUnfit("a message is not laid out as expected")
+        raise LibraryUnusable("a message is not laid out as expected")
 
     monkeypatch.setattr(readers, "librdkafka", unfit)
     readers._unfit.cache_clear()
@@ -602,7 +602,7 @@ def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytes
 
     librdkafka.cache_clear()
     monkeypatch.setattr("frazil.kafka.librdkafka.Message", Shifted)
-    with pytest.raises(LibraryUnfit, match="not laid out as expected"):
+    with pytest.raises(LibraryUnusable, match="not laid out as expected"):
         librdkafka()
     monkeypatch.undo()
     assert librdkafka() is librdkafka()

@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
-import frazil.pyiceberg_fixes.manifests  # noqa: F401
+import frazil.pyiceberg_fixes  # noqa: F401
 from frazil.errors import SpecError
 from frazil.ingest import write
 from frazil.ingest.contract import StagedFile

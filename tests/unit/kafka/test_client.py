@@ -73,10 +73,10 @@ def test_a_trouble_of_long_ago_explains_no_later_silence(monkeypatch: pytest.Mon
     now_s = time.monotonic()
     monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     client = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    assert eventually(client.troubles)
-    assert client.troubles(), "librdkafka does not repeat it, and no answer has come since"
+    assert eventually(client.connection_errors)
+    assert client.connection_errors(), "librdkafka does not repeat it, and no answer has come since"
     now_s += 31
-    assert not client.troubles()
-    client.answered()
+    assert not client.connection_errors()
+    client.clear_errors()
     now_s -= 31
-    assert not client.troubles()
+    assert not client.connection_errors()

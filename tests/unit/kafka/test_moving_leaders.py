@@ -28,7 +28,7 @@ class MockCluster:
     def __init__(self) -> None:
         library = librdkafka()
         self._functions = ctypes.CDLL(cimpl.__file__)
-        self._client = library._client(_PRODUCER, library.configured({"log_level": "0"}))
+        self._client = library._new_client(_PRODUCER, library.new_configuration({"log_level": "0"}))
         self._cluster = self._call("cluster_new", ctypes.c_void_p, ctypes.c_void_p(self._client), 3)
         self.bootstrap = self._call("cluster_bootstraps", ctypes.c_char_p, self._cluster).decode()
         self._call("topic_create", ctypes.c_int, self._cluster, b"rides", len(PARTITIONS), 1)

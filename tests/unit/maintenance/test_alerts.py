@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
-from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, reported_alone, step
+from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, gone, mark_reported_together, step, unmeasured
 from frazil.maintenance.health import StreamHealth, TableHealth
-from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.spec.maintenance import Alerts, Maintenance
 
 NOW_MS = 1_800_000_000_000
@@ -169,7 +168,7 @@ def test_what_fires_beyond_what_a_user_can_follow_is_marked_until_it_is_over():
         seen = {
             name: step(before, found, SETTINGS, now_ms=NOW_MS + minutes * MINUTE_MS) for name, before in states.items()
         }
-        marked = reported_alone(seen, 3)
+        marked = mark_reported_together(seen, 3)
         states.update({name: AlertStates.from_json(made.states.to_json()) for name, made in marked.items()})
         return marked
 
@@ -206,7 +205,7 @@ def test_delete_files_of_merges_are_an_alert_only_beyond_one_for_a_data_file_and
     assert "another engine does" in beyond(health(delete_files=200))["delete-files"]
     assert beyond(health(rows=70, deleted_rows=30)) == {}
     said = beyond(health(rows=69, deleted_rows=31))["deleted-rows"]
-    assert said.startswith("of the rows in data files of demo.t, 31.0 % are deleted, 31 in all")
+    assert said.startswith("31 rows in data files of demo.t (31.0 %) are deleted")
 
 
 def test_a_short_manifest_list_of_a_small_table_is_no_alarm():
@@ -216,7 +215,7 @@ def test_a_short_manifest_list_of_a_small_table_is_no_alarm():
 
 def test_many_files_are_an_alert_only_while_they_are_small():
     small = health(data_files=6_000, data_bytes=6_000 * 2**20)
-    assert "6,000 data files of 1.0 MiB on average, where 100.0 MiB is the target" in beyond(small)["small-files"]
+    assert "6,000 data files of 1.0 MiB on average; the target is 100.0 MiB" in beyond(small)["small-files"]
     assert beyond(health(data_files=6_000, data_bytes=6_000 * 20 * 2**20)) == {}
     assert beyond(health(data_files=4_000, data_bytes=4_000 * 2**20)) == {}
     assert reading("small-files", health(data_files=6_000, data_bytes=0)).value is None

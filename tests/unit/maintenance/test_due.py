@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from frazil.maintenance.due import Action, due
+from frazil.maintenance.due import TARGET_BYTES, Action, due
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.manifests import TARGET_BYTES
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests

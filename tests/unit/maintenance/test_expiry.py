@@ -111,7 +111,7 @@ def test_a_snapshot_is_kept_for_as_long_as_somebody_may_read_it_who_began_while_
 def test_of_a_table_that_is_seldom_written_the_newest_are_kept_however_old():
     assert gone(plan(metadata(line(4, every=10_000)))) == [1]
     assert gone(plan(metadata(line(3, every=10_000)))) == []
-    assert plan(metadata([])).sentence == "no snapshot is old enough to be expired, 0 of main are kept"
+    assert plan(metadata([])).sentence == "no snapshot is old enough to expire, 0 of main are kept"
 
 
 def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_can_carry():
@@ -168,7 +168,7 @@ def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it
 def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapshot():
     made = plan(metadata(line(20), refs={"frazil-reader-copy": 4, "release": 2}))
     assert gone(made) == [1, 3]
-    assert made.kept[1_004] == "tag frazil-reader-copy stands there"
+    assert made.kept[1_004] == "tag frazil-reader-copy refers to it"
     assert made.kept[1_002] == "tag release refers to it"
 
 
@@ -187,7 +187,7 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
     made = plan(weeks, unread_after=2)
     assert gone(made) == list(range(1, 18))
     assert made.sentence.endswith(
-        "2 commits are older than 7 days whose late rows and dead letters no signal will ever count: find out "
+        "No signal will ever count the late rows and dead letters of 2 commits older than 7 days: find out "
         "what holds the watermark back"
     )
 

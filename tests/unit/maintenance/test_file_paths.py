@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.maintenance.file_paths import below, place_of
+from frazil.maintenance.orphans import below, normalise_path
 
 NAMES = st.lists(
     st.text(st.sampled_from("abz019-_=:. %+é"), min_size=1, max_size=6).filter(
@@ -38,15 +38,15 @@ def spellings(draw: st.DrawFn, names: list[str]) -> str:
 @given(st.data(), NAMES, st.sampled_from(sorted(ROOTS)))
 def test_all_spellings_of_a_path_are_one_place(data: st.DataObject, names: list[str], kind: str):
     one, other = (data.draw(st.sampled_from(ROOTS[kind])) + data.draw(spellings(names)) for _ in range(2))
-    assert place_of(one) == place_of(other)
-    assert place_of(one).path == "/" + "/".join(names)
-    folder = place_of(data.draw(st.sampled_from(ROOTS[kind])) + "/".join(quote(n) for n in names[:-1]))
-    assert place_of(one).lies_in(folder)
+    assert normalise_path(one) == normalise_path(other)
+    assert normalise_path(one).path == "/" + "/".join(names)
+    folder = normalise_path(data.draw(st.sampled_from(ROOTS[kind])) + "/".join(quote(n) for n in names[:-1]))
+    assert normalise_path(one).lies_in(folder)
 
 
 @given(NAMES, NAMES, st.sampled_from(["/", "s3://bucket/"]))
 def test_other_names_are_other_places(one: list[str], other: list[str], root: str):
-    assert (place_of(root + "/".join(one)) == place_of(root + "/".join(other))) == (one == other)
+    assert (normalise_path(root + "/".join(one)) == normalise_path(root + "/".join(other))) == (one == other)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_other_names_are_other_places(one: list[str], other: list[str], root: st
     [("s3://a/x", "s3://b/x"), ("s3://a/x", "gs://a/x"), ("s3://a/x", "/x"), ("abfs://c@a/x", "abfs://d@a/x")],
 )
 def test_other_buckets_are_other_stores_with_the_same_path(one: str, other: str):
-    assert place_of(one) != place_of(other)
-    assert place_of(one).path == place_of(other).path
-    assert not place_of(one).lies_in(place_of(other))
+    assert normalise_path(one) != normalise_path(other)
+    assert normalise_path(one).path == normalise_path(other).path
+    assert not normalise_path(one).lies_in(normalise_path(other))
 
 
 def test_a_table_lies_not_in_one_whose_name_begins_its_own():

@@ -11,7 +11,7 @@ import pytest
 
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.maintenance import lag
+from frazil.maintenance import measure
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_envelope import SPEC
@@ -54,6 +54,6 @@ def test_what_waits_in_kafka_is_counted_or_the_reason_is_given(
     brokers: Brokers, waiting: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker: Any = SimpleNamespace(offsets={(TOPIC, 0): 10}, source=READ)
-    monkeypatch.setattr(lag, "open_kafka", lambda *_, **__: brokers)
-    found = lag.kafka_lag(StreamSpec.model_validate(SPEC), marker)
+    monkeypatch.setattr(measure, "open_kafka", lambda *_, **__: brokers)
+    found = measure.kafka_lag(StreamSpec.model_validate(SPEC), marker)
     assert found == waiting or (isinstance(found, str) and str(waiting) in found)

@@ -9,8 +9,7 @@ import pytest
 from frazil.lineage.facts import State
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.due import Action
-from frazil.maintenance.lineage import report_maintenance
-from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.outcomes import Ending, Outcome, report_maintenance
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.spec.maintenance import Maintenance
 from frazil.table.catalogs import load_catalog

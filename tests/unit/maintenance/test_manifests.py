@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.maintenance.manifests import TARGET_BYTES, plan_manifests
+from frazil.maintenance.due import TARGET_BYTES, plan_manifests
 from frazil.spec.maintenance import Manifests
 
 

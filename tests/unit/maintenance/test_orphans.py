@@ -31,8 +31,7 @@ from frazil.errors import AccessDenied, SpecError
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, orphan_references
 from frazil.maintenance.orphan_cleanup import OrphanReport, clean_orphans
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import read_past
+from frazil.maintenance.outcomes import Ending, read_past
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -356,13 +355,13 @@ def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkey
     world.clean()
     world.hours += 1
     world.commit()
-    real = orphan_cleanup.deletable
+    real = orphan_cleanup.find_deletable
 
     def import_first(*args: Any, **kwargs: Any) -> Any:
         world.table().add_files([f"file://{imported}"], check_duplicate_files=False)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(orphan_cleanup, "deletable", import_first)
+    monkeypatch.setattr(orphan_cleanup, "find_deletable", import_first)
     assert world.clean().deleted == 1
     assert (imported.exists(), other.exists()) == (True, False)
 
@@ -370,17 +369,17 @@ def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkey
 def test_a_snapshot_that_is_expired_while_it_is_read_is_checked_again(world: World, monkeypatch: pytest.MonkeyPatch):
     stray = world.stray("data/stray.parquet")
     lists = [s.manifest_list for s in world.table().metadata.snapshots]
-    real, failures = orphan_references._files, [FileNotFoundError(lists[0])]
+    real, failures = orphan_references._list_files, [FileNotFoundError(lists[0])]
 
     def vanishing(*args: Any) -> Any:
         if failures:
             raise failures.pop()
         return real(*args)
 
-    monkeypatch.setattr(orphan_references, "_files", vanishing)
+    monkeypatch.setattr(orphan_references, "_list_files", vanishing)
     assert world.clean().candidates == 1
     failures += [FileNotFoundError(lists[0])] * 99
-    assert "the next run will do" in str(world.clean().refused)
+    assert "the next run tries again" in str(world.clean().refused)
     assert stray.exists()
 
 

@@ -16,14 +16,14 @@ from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.routed import due_of_route, tables_of_route
+from frazil.maintenance.routed import measure_due, route_tables
 from frazil.maintenance.tables import (
     TableKind,
     find_maintained,
-    made_table,
     maintained_tables,
     maintained_together,
     routes,
+    template_table,
 )
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
@@ -50,7 +50,7 @@ def somebody_elses(name: str, **properties: str) -> None:
 def test_the_tables_of_a_route_are_those_that_it_names_and_those_that_it_has_made(made: MadeRoute) -> None:
     somebody_elses("shop.raw_others")
     catalog, specs = load_catalog(None), [made.spec]
-    found = {table.name: table for table in tables_of_route(catalog, made.spec, specs)}
+    found = {table.name: table for table in route_tables(catalog, made.spec, specs)}
     assert list(found) == ["shop.orders", "shop.raw_a", "shop.raw_b", "shop.raw_others"]
     assert {table.kind for table in found.values()} == {TableKind.ROUTED}
     with pytest.raises(MadeElsewhere, match="left alone"):
@@ -92,7 +92,7 @@ def test_a_table_that_was_made_is_named_with_its_catalog_where_a_declared_one_wo
     elsewhere: dict[str, Any], made: str, named: str
 ) -> None:
     specs = [shop(), shop(name="elsewhere", **elsewhere)]
-    assert made_table(specs[0], "shop.raw_a", specs).name == made
+    assert template_table(specs[0], "shop.raw_a", specs).name == made
     for name in (made, named):
         assert (found := find_maintained(specs, name)).kind is TableKind.ROUTED
         assert (found.name, found.catalog) == (name, None)
@@ -102,8 +102,8 @@ def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
     others: dict[str, Any] = {"name": "another", "table": "shop.another"}
     specs = [shop(), shop(**others)]
     catalog = load_catalog(None)
-    assert [t.name for t in tables_of_route(catalog, specs[1], specs)] == ["shop.orders"]
-    assert tables_of_route(catalog, specs[0], specs) == []
+    assert [t.name for t in route_tables(catalog, specs[1], specs)] == ["shop.orders"]
+    assert route_tables(catalog, specs[0], specs) == []
     (table,) = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED]
     assert [spec.name for spec in table.streams] == ["another", "shop"]
 
@@ -111,8 +111,8 @@ def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
 def test_what_is_due_is_reported_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
     catalog, later_ms = load_catalog(None), made.now_ms + 60_000
     evaluated = {
-        table.name: due_of_route(catalog, table, actions=tuple(Action), now_ms=later_ms)
-        for table in tables_of_route(catalog, made.spec, [made.spec])
+        table.name: measure_due(catalog, table, actions=tuple(Action), now_ms=later_ms)
+        for table in route_tables(catalog, made.spec, [made.spec])
     }
     a, b = evaluated["shop.raw_a"], evaluated["shop.raw_b"]
     assert a is not None

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from frazil.maintenance.rules import RULES, Hold, Rule, runbook_of
+from frazil.maintenance.alert_rules import runbook_link
 from frazil.spec.maintenance import Alerts
 from tests import alerts_page
+from tests.alerts_page import RULES, Hold, Rule
 from tests.runbook import ELSEWHERE, IN_THE_SENTENCE, commands, entries, part
 from tests.runbook import PAGE as RUNBOOK
 
-CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py", "unmeasured.py")]
+CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py")]
 PAGE = Path("docs/reference/alerts.md")
 
 
@@ -78,6 +79,6 @@ def test_no_rule_of_the_code_is_missing() -> None:
 
 
 def test_a_team_may_keep_its_own_runbook(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runbook_of("freshness:rides") == "docs/runbook.md#freshness"
+    assert runbook_link("freshness:rides") == "docs/runbook.md#freshness"
     monkeypatch.setenv("FRAZIL_RUNBOOK", "wiki/frazil")
-    assert runbook_of("late-window") == "wiki/frazil#late-window"
+    assert runbook_link("late-window") == "wiki/frazil#late-window"

@@ -9,8 +9,8 @@ import pytest
 
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.run import compacted, grown, maintain
+from frazil.maintenance.outcomes import Ending
+from frazil.maintenance.run import growth_note, maintain, rewrite_ending
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
@@ -25,12 +25,12 @@ from tests.unit.maintenance.day_by_day import land
         (Rewritten(removed=3, lost=("x",)), Ending.DONE, "another commit won: x"),
         (Rewritten(lost=("x", "x")), Ending.GAVE_UP, "another commit won: x"),
         (Rewritten(lost=("x",), failed=2), Ending.FAILED, "2 failed"),
-        (Rewritten(), Ending.FAILED, "finds none of them"),
+        (Rewritten(), Ending.FAILED, "does not find the files"),
         (Rewritten(removed=3, errors=("no memory",)), Ending.FAILED, "no memory"),
     ],
 )
 def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Ending, why: str) -> None:
-    found, said = compacted(done)
+    found, said = rewrite_ending(done)
     assert found is ending
     assert why in said
 
@@ -45,7 +45,7 @@ def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Endi
     ],
 )
 def test_a_compaction_that_takes_many_more_bytes_says_so(before: int, after: int, pages: str, said: str) -> None:
-    found = grown(before, after, {"write.parquet.page-version": pages})
+    found = growth_note(before, after, {"write.parquet.page-version": pages})
     assert found.startswith(said)
     assert bool(found) is bool(said)
 

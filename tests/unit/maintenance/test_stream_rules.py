@@ -27,9 +27,9 @@ from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertState, AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
+    aggregation_reading,
     flag,
     held_reading,
-    late_reading,
     runs_reading,
     stream_readings,
 )
@@ -73,7 +73,11 @@ def landed(state: StreamState) -> tuple[int, int]:
         ({"problem": "s.yaml: latenes: is an unknown key"}, "declaration", "s.yaml: latenes: is an unknown key"),
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
         ({"alive": False}, "writer", "no writer has ever run"),
-        ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
+        (
+            {"alive": None, "given_up": "it broke"},
+            "writer",
+            "its supervisor gave up: it broke. `frazil status s` shows",
+        ),
         ({"crashes": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
@@ -144,10 +148,10 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     given = partitions.make_context("partitions", command[2:]).params
     assert (given["table"], given["held"], given["reason"]) == ("demo.t", "2013-12-30T00", "why")
     day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
-    assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
+    assert of((aggregation_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
     assert (
         "demo.d is missing 2013-12-30 (complete since"
-        in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+        in aggregation_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
     )
     assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
     assert runs_reading("d", 0, 1).is_clear
@@ -249,7 +253,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
     fired = (
         "stream made produces 12 TypeMismatch dead letters a minute, more than 10: 60 in 5 minutes, 60.0 % of the "
         "records that it committed, such as made[0]@7, made[0]@8, made[0]@9. `frazil dlq show made --reason "
-        "TypeMismatch` shows what they are"
+        "TypeMismatch` shows them"
     )
     over = "stream made: the alert dead-letters:TypeMismatch is over: 0 in 5 minutes, 0.0 % of the records"
     assert reported == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]

@@ -12,7 +12,7 @@ from frazil.backfill.request import parse_request
 from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.backfill_records import BackfillRecord
 from frazil.errors import FrazilError
-from frazil.history.read import read_history
+from frazil.history.objects import read_history
 from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.operations.offers import build_standing, possible_actions
 from frazil.operations.page_actions import PageAction

@@ -79,7 +79,7 @@ def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers:
 def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
     answers: Answers, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
+    monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
 
     checks = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.maintenance.health import PartitionFiles
-from frazil.operations.calendar import SHOWN, Calendar, Cell, calendar_of, merge_calendars, partition_calendar
+from frazil.operations.calendar import SHOWN, Calendar, Cell, build_calendar, merge_calendars, partition_calendar
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
 
@@ -27,7 +27,7 @@ def test_the_calendar_shows_each_window_in_its_state_and_those_after_them_as_ope
         hours[2]: signal(hours[2], SignalState.HELD),
         hours[3]: signal(hours[3], SignalState.RELEASED),
     }
-    made = calendar_of(
+    made = build_calendar(
         Grain.HOUR, signals, through_us=hours[5].start_us, now_us=hours[5].end_us + 1, waits_for="the watermark"
     )
     states = ["complete", "reopened", "held", "released", "history", "open", "open"]
@@ -40,7 +40,7 @@ def test_the_calendar_shows_each_window_in_its_state_and_those_after_them_as_ope
 def test_a_calendar_is_bounded_also_for_a_table_whose_event_times_are_years_ago(grain: Grain, limit: int):
     windows = [Window(grain.floor(START) + n * grain.us, grain) for n in range(limit * 2)]
     through = windows[-1].end_us
-    made = calendar_of(
+    made = build_calendar(
         grain, {w: signal(w) for w in windows}, through_us=through, now_us=through + 10**15, waits_for=""
     )
     assert len(made.cells) == limit

@@ -25,7 +25,7 @@ from frazil.commit.dead_letter_counts import (
 )
 from frazil.commit.reasons import MAX_REASONS, Reason, parse_reasons, reasons_summary
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.operations.dead_letters import COMMITTED_MS, Rejected, count_rejected, find_treatments, with_treatments
+from frazil.operations.dead_letters import COMMITTED_MS, Rejected, count_rejected, find_treatments, merge_treatments
 from frazil.status.flow import DAY_MS
 
 NOW_MS = 1_700_000_000_000
@@ -105,7 +105,7 @@ def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there(
     assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
     later = HistoryEvent(NOW_MS, EventKind.STALL, "stalled")
     discarded = HistoryEvent(NOW_MS - 500, EventKind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
-    assert with_treatments([later], treatments) == (discarded, later)
+    assert merge_treatments([later], treatments) == (discarded, later)
 
 
 def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int]:

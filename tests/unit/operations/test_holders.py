@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.operations.holders import Holder, holders
+from frazil.operations.calendar import Holder, find_holders
 from frazil.partitions.completeness import Feed
 from frazil.partitions.windows import Window
 
@@ -28,12 +28,12 @@ END_US = HOUR.end_us
 )
 def test_each_stream_that_has_not_come_so_far_says_what_holds_it(feed: Feed, holder: Holder):
     beyond = Feed("beyond", END_US, holding_back=("other", 0))
-    assert holders([feed, beyond], HOUR, []) == (holder,)
+    assert find_holders([feed, beyond], HOUR, []) == (holder,)
 
 
 def test_while_a_watermark_is_unknown_its_stream_holds_everything():
-    assert holders([Feed("a", None), Feed("b", END_US)], None, []) == (Holder("stream", "a", "has not started"),)
+    assert find_holders([Feed("a", None), Feed("b", END_US)], None, []) == (Holder("stream", "a", "has not started"),)
 
 
 def test_a_gate_holds_the_windows_that_it_did_not_let_pass():
-    assert holders([Feed("b", END_US)], HOUR, ["2023-11-14T12"]) == (Holder("gate", "2023-11-14T12"),)
+    assert find_holders([Feed("b", END_US)], HOUR, ["2023-11-14T12"]) == (Holder("gate", "2023-11-14T12"),)

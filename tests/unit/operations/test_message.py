@@ -17,9 +17,9 @@ from frazil.operations.message import (
     MAX_TITLE_CHARACTERS,
     SEVERAL,
     Message,
+    build_message,
     failed_task,
     late_run,
-    message_of,
 )
 
 PAGE = "https://airflow.example/frazil/ops/index.html"
@@ -31,13 +31,13 @@ def alert(rule: str = "freshness:rides", table: str = "city.rides", sentence: st
 
 
 def reported(*alerts: dict[str, Any], is_over: bool = False, standing: int = 1, overview: str = PAGE) -> Message:
-    message = message_of(alerts, is_over=is_over, standing=standing, overview=overview)
+    message = build_message(alerts, is_over=is_over, standing=standing, overview=overview)
     assert message is not None
     return message
 
 
 def test_nothing_is_no_message() -> None:
-    assert message_of([], is_over=False, standing=3, overview=PAGE) is None
+    assert build_message([], is_over=False, standing=3, overview=PAGE) is None
 
 
 def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.maintenance.rules import RULES
 from frazil.operations.overview import (
     GRACE_MS,
     Around,
@@ -20,10 +19,10 @@ from frazil.operations.overview import (
     StandingAlert,
     StreamReading,
     Windows,
+    build_line,
+    combine_health,
     group_by_stream,
     headline,
-    health_of,
-    line_of,
     sort_lines,
 )
 from frazil.spec.load import validate_stream
@@ -31,6 +30,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.derive import STARTS_WITHIN_MS, evaluated, promise_ms
 from frazil.status.flow import Flow
 from frazil.status.state import Level, State, StreamState, WriterProcess
+from tests.alerts_page import RULES
 
 NOW_MS = 1_700_000_000_000
 RUNS = WriterProcess("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
@@ -134,7 +134,7 @@ def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: 
             table_exists=exists,
             problems=problems,
         )
-        line = line_of("ticks", spec, StreamReading(one, NOW_MS), Around(), now_ms=NOW_MS)
+        line = build_line("ticks", spec, StreamReading(one, NOW_MS), Around(), now_ms=NOW_MS)
         assert line.word
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
 
@@ -182,7 +182,7 @@ def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
 def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
-    line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
     said = "The catalog default, its storage, or Kafka has not responded since 2023-11-14 22:13:10Z"
     assert said in line.needs[0].sentence
@@ -190,9 +190,9 @@ def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numb
 
 def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
     slow_ms = NOW_MS - GRACE_MS + 1
-    known = line_of("ticks", spec, StreamReading(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
+    known = build_line("ticks", spec, StreamReading(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (known.word, known.level) == ("running", Level.WELL)
-    new = line_of("ticks", spec, StreamReading(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
+    new = build_line("ticks", spec, StreamReading(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (new.word, new.level, new.needs) == ("no answer", Level.UNKNOWN, ())
     assert "has not responded since" in new.notes[0]
 
@@ -201,27 +201,27 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
 def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
     waits = {"lag": 5, "last_commit_at_ms": OLD_MS - 1000}
     reading = StreamReading(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
-    line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.freshness_ms, line.at_ms) == ("running", Level.WELL, 1000, OLD_MS)
     assert (
-        line_of("ticks", spec, replace(reading, status=status(**waits), at_ms=NOW_MS), Around(), now_ms=NOW_MS).word
+        build_line("ticks", spec, replace(reading, status=status(**waits), at_ms=NOW_MS), Around(), now_ms=NOW_MS).word
         == "late"
     )
 
 
 def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
-    line = line_of("ticks", spec, StreamReading(), Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, StreamReading(), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.needs) == ("loading", Level.UNKNOWN, ())
 
 
 def test_a_check_that_failed_says_so(spec: StreamSpec):
-    line = line_of("ticks", spec, StreamReading(problem="OSError: no space"), Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, StreamReading(problem="OSError: no space"), Around(), now_ms=NOW_MS)
     assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
 def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_check(spec: StreamSpec):
     def needs(reading: StreamReading) -> tuple[Need, ...]:
-        line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
+        line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
         assert (line.word, line.level) == ("running", Level.TROUBLE)
         return line.needs
 
@@ -242,7 +242,7 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
 
 
 def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_checked(spec: StreamSpec):
-    line = line_of("ticks", spec, StreamReading(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, StreamReading(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, len(line.needs)) == ("loading", Level.TROUBLE, 1)
 
 
@@ -254,23 +254,23 @@ def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
         StreamReading(problem="OSError: gone"),
         StreamReading(status(), OLD_MS, outdated="restart"),
     ):
-        assert line_of("ticks", spec, reading, around, now_ms=NOW_MS).health is None
-    assert line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
+        assert build_line("ticks", spec, reading, around, now_ms=NOW_MS).health is None
+    assert build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
 
 
 def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_table(spec: StreamSpec):
     for before in (None, status()):
-        line = line_of("ticks", spec, StreamReading(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
+        line = build_line("ticks", spec, StreamReading(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
         assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
 
 
 def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> None:
     around = Around(windows_problem="SpecError: the signals of demo.ticks are damaged")
-    line = line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
+    line = build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert line.level is Level.TROUBLE
     (need,) = line.needs
     assert need.sentence.startswith("Cannot read the table's windows, so complete and held windows are unknown: Spec")
-    unread = line_of("ticks", spec, StreamReading(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
+    unread = build_line("ticks", spec, StreamReading(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
     assert not any("windows" in need.sentence for need in unread.needs), "the table's own problem is said once"
 
 
@@ -280,7 +280,7 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
     around = Around(paused_dag="frazil_writer_ticks")
 
     def dags(**changes: Any) -> list[str]:
-        line = line_of("ticks", spec, StreamReading(status(**changes), NOW_MS), around, now_ms=NOW_MS)
+        line = build_line("ticks", spec, StreamReading(status(**changes), NOW_MS), around, now_ms=NOW_MS)
         return [need.dag for need in line.needs if need.dag]
 
     gone = WriterProcess("never launched")
@@ -290,7 +290,7 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
 
 
 def test_a_declaration_that_was_never_valid_is_broken_and_each_line_of_it_a_need():
-    line = line_of("ticks", None, StreamReading(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
+    line = build_line("ticks", None, StreamReading(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
     needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
     assert (line.word, line.needs) == ("declaration broken", needs)
 
@@ -300,7 +300,7 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
         "demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests", "https://team/run#manifests"
     )
     around = Around(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
-    line = line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
+    line = build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert (line.word, line.level) == ("running", Level.TROUBLE)
     assert line.needs[0].sentence.startswith("A quality gate holds the window 2023-11-14T20 and 1 more")
     assert line.needs[0].runbook == "docs/runbook.md#held"
@@ -310,7 +310,7 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
 def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
     same = StandingAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
     other = StandingAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
-    line = line_of(
+    line = build_line(
         "ticks", spec, StreamReading(status(stall=STALL), NOW_MS), Around(None, (same, other)), now_ms=NOW_MS
     )
     assert [need.sentence for need in line.needs] == [STALL.reason, other.sentence]
@@ -323,14 +323,14 @@ def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
     reading = StreamReading(
         status(writer=ended, state=State.GIVEN_UP, problems=(*problems, "the lag is unknown")), NOW_MS
     )
-    line = line_of("ticks", spec, reading, Around(None, (alert,)), now_ms=NOW_MS)
+    line = build_line("ticks", spec, reading, Around(None, (alert,)), now_ms=NOW_MS)
     assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]
 
 
 def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: StreamSpec):
     around = Around(names={"demo.ticks": "far.demo.ticks"})
-    assert line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
-    assert line_of("ticks", spec, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
+    assert build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
+    assert build_line("ticks", spec, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
 
 
 def test_every_state_that_needs_attention_points_to_an_entry_of_the_runbook():
@@ -389,7 +389,7 @@ def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_who
 ):
     for complete, has in (("none", False), ("hour", True)):
         declared = spec.model_copy(update={"complete": complete})
-        line = line_of("ticks", declared, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS)
+        line = build_line("ticks", declared, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS)
         assert (line.windows, line.has_windows) == (None, has)
 
 
@@ -415,9 +415,9 @@ def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
     writer = StandingAlert("stream ticks", "unmeasured", 0, "x")
     due = {"demo.ticks": ["compaction", "expiry"], "demo.ticks_eu": ["expiry"], "demo.others": ["manifests"]}
     tables = ["demo.ticks", "demo.ticks_eu"]
-    assert health_of(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))
-    assert health_of(tables, [writer], due) == Health(Level.QUIET, "maintenance due", ("compaction", "expiry"))
-    assert health_of(tables, [], dict.fromkeys(tables, ())) == Health(Level.WELL, "in shape")
-    assert health_of(tables, [], {}) == Health(Level.UNKNOWN, "not measured"), "no run of frazil_health had them"
-    assert health_of(tables, [], {"demo.ticks_eu": ["not measured"]}) == Health(Level.UNKNOWN, "not measured")
-    assert health_of(tables, [], None) is None
+    assert combine_health(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))
+    assert combine_health(tables, [writer], due) == Health(Level.QUIET, "maintenance due", ("compaction", "expiry"))
+    assert combine_health(tables, [], dict.fromkeys(tables, ())) == Health(Level.WELL, "in shape")
+    assert combine_health(tables, [], {}) == Health(Level.UNKNOWN, "not measured"), "no run of frazil_health had them"
+    assert combine_health(tables, [], {"demo.ticks_eu": ["not measured"]}) == Health(Level.UNKNOWN, "not measured")
+    assert combine_health(tables, [], None) is None

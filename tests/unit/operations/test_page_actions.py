@@ -15,8 +15,8 @@ from frazil.operations.page_actions import (
     DRY_RUN_ACTIONS,
     ActionContext,
     PageAction,
+    build_plan,
     describe_changes,
-    plan_of,
 )
 from frazil.operations.silence import MissingComponent
 
@@ -25,12 +25,12 @@ def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subj
     choices = product(PageAction, [None, "running", "paused"], [True, False], [True, False], [None, True, False])
     for action, desired, runs, table, paused in choices:
         now = ActionContext("ticks", desired, 1, runs, table, "frazil_dag", paused)
-        plan = plan_of(action, now)
+        plan = build_plan(action, now)
         assert plan.says
         assert any("ticks" in said or "riter" in said for said in plan.says)
         assert all(said.endswith(".") for said in plan.says)
         assert plan.retype == (action in CONFIRMED_BY_NAME)
-        assert plan_of(action, now, dry=True).retype == (action in CONFIRMED_BY_NAME - DRY_RUN_ACTIONS)
+        assert build_plan(action, now, dry=True).retype == (action in CONFIRMED_BY_NAME - DRY_RUN_ACTIONS)
         if action in DAG_ACTIONS and table:
             assert (plan.refused is None) == (paused is not None)
             assert any("is paused: the run starts when" in said for said in plan.says) == bool(paused)
@@ -42,12 +42,12 @@ SEEN = ActionContext("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
 
 @pytest.mark.parametrize("action", PageAction)
 def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_ended(action: PageAction):
-    version_token = plan_of(action, SEEN).version_token
+    version_token = build_plan(action, SEEN).version_token
     for name, value in CHANGED.items():
-        assert (plan_of(action, replace(SEEN, **{name: value})).version_token != version_token) == (
+        assert (build_plan(action, replace(SEEN, **{name: value})).version_token != version_token) == (
             name in DEPENDENCIES[action]
         )
-    assert plan_of(action, replace(SEEN, writer_runs=True)).version_token == version_token
+    assert build_plan(action, replace(SEEN, writer_runs=True)).version_token == version_token
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_who_confirms_a_reset_or_an_end_too_late_is_reported_that_the_table_move
 
 
 def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
-    says = plan_of(
+    says = build_plan(
         PageAction.BACKFILL, replace(SEEN, backfill="b-1 staged", staged="Backfill b-1 has staged nothing yet.")
     ).says
     assert "Backfill b-1 has staged nothing yet." in says
     assert any("A run with another form starts after" in said for said in says)
-    assert not any("with another form" in said for said in plan_of(PageAction.BACKFILL, SEEN).says)
+    assert not any("with another form" in said for said in build_plan(PageAction.BACKFILL, SEEN).says)
 
 
 def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
@@ -113,7 +113,7 @@ def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_
             if f"{gone[i].words}: the action takes effect when the {gone[i].component} runs again." in says
         }
         for action in PageAction
-        for says in [plan_of(action, replace(SEEN, silent=gone)).says]
+        for says in [build_plan(action, replace(SEEN, silent=gone)).says]
     }
     assert {action for action, names in waits.items() if "scheduler" in names} == {*DAG_ACTIONS, PageAction.SEND_AGAIN}
     assert {action for action, names in waits.items() if not names} == {PageAction.RESET, PageAction.ABANDON}
@@ -121,21 +121,22 @@ def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_
 
 def test_a_running_stream_is_not_reset():
     assert "Pause the stream first" in (
-        plan_of(PageAction.RESET, ActionContext("ticks", writer_runs=True)).refused or ""
+        build_plan(PageAction.RESET, ActionContext("ticks", writer_runs=True)).refused or ""
     )
-    assert plan_of(PageAction.RESET, ActionContext("ticks")).refused is None
+    assert build_plan(PageAction.RESET, ActionContext("ticks")).refused is None
 
 
 def test_a_paused_stream_is_not_paused_again_and_is_resumed_by_a_restart():
-    assert plan_of(PageAction.PAUSE, ActionContext("ticks", "paused")).refused == "ticks is already paused"
+    assert build_plan(PageAction.PAUSE, ActionContext("ticks", "paused")).refused == "ticks is already paused"
     assert (
-        "ticks is paused; this action resumes it." in plan_of(PageAction.RESTART, ActionContext("ticks", "paused")).says
+        "ticks is paused; this action resumes it."
+        in build_plan(PageAction.RESTART, ActionContext("ticks", "paused")).says
     )
 
 
 @pytest.mark.parametrize("action", [PageAction.RESUME, PageAction.RESTART])
 def test_where_nothing_supervises_a_stream_its_start_is_not_promised(action: PageAction):
-    none = plan_of(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=None))
+    none = build_plan(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=None))
     assert any("ticks is not supervised" in said for said in none.says)
-    paused = plan_of(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=True))
+    paused = build_plan(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=True))
     assert any("no writer starts until you unpause it" in said for said in paused.says)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.history.past import StreamHistory
-from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, drop_unfinished
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, StreamHistory, drop_unfinished
 from frazil.history.recorder import WRITE_INTERVAL_MS
-from frazil.operations.rates import Rate, rates_in, rates_of
+from frazil.operations.rates import Rate, compute_rates, mean_rates
 from frazil.operations.stream_view import Range, downsample
 
 BEGAN_MS = 1_800_000_000_000
@@ -29,12 +28,12 @@ def minutes(*records: int | None, **more: Any) -> list[Point]:
 
 
 def per_s(points: list[Point]) -> list[float]:
-    return [rate.records_per_s for rate in rates_of(points)]
+    return [rate.records_per_s for rate in compute_rates(points)]
 
 
 def test_a_batch_of_each_span_is_a_rate_of_that_span():
-    assert rates_of(minutes(600, 1200)) == (Rate(0, 10.0, 1.0), Rate(MINUTE_MS, 20.0, 2.0))
-    assert rates_of([Point(0, TEN_MINUTES_MS, batches=20, records=6000)]) == (Rate(0, 10.0, 0.0),)
+    assert compute_rates(minutes(600, 1200)) == (Rate(0, 10.0, 1.0), Rate(MINUTE_MS, 20.0, 2.0))
+    assert compute_rates([Point(0, TEN_MINUTES_MS, batches=20, records=6000)]) == (Rate(0, 10.0, 0.0),)
 
 
 def test_a_batch_that_took_longer_than_a_span_is_no_burst_and_the_span_before_no_pause():
@@ -85,7 +84,7 @@ def test_a_steady_rate_is_the_rate_of_every_span_wherever_now_lies_in_one(
     now_ms = BEGAN_MS + lasts_ms
     recorded = drop_unfinished(written(now_ms - written_ago_ms, every_ms), now_ms)
     spans = downsample(recorded, shown)
-    rates = rates_in(spans, recorded)
+    rates = mean_rates(spans, recorded)
     assert [rate.records_per_s for rate in rates] == pytest.approx([50] * len(rates))
     assert [rate.at_ms for rate in rates] == [span.at_ms for span in spans][: len(rates)]
     assert now_ms - 2 * MINUTE_MS - every_ms - WRITE_INTERVAL_MS <= spans[-1].end_ms <= now_ms

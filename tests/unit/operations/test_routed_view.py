@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.operations.routed_view import MAX_ROUTED_TABLES, RoutedTable, RoutedTables, search_routed
+from frazil.operations.table_view import MAX_ROUTED_TABLES, RoutedTable, RoutedTables, search_routed
 from frazil.status.state import Level
 
 

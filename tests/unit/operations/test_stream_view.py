@@ -21,13 +21,13 @@ from frazil.operations.stream_view import (
     Partition,
     Range,
     Topic,
+    describe_stream,
     downsample,
-    facts_of,
-    partitions_of,
+    limit_partitions,
+    list_partitions,
+    list_runs,
+    list_topics,
     read_table_history,
-    runs_of,
-    shown_partitions,
-    topics_of,
     total_lag,
     without_repeats,
 )
@@ -65,7 +65,7 @@ def marker(**changes: Any) -> Marker:
 
 
 def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest_behind(spec: StreamSpec):
-    found = partitions_of(marker(), {("ticks", 0): 12, ("ticks", 1): 20, ("ticks", 2): 3}, spec)
+    found = list_partitions(marker(), {("ticks", 0): 12, ("ticks", 1): 20, ("ticks", 2): 3}, spec)
     assert [(p.partition, p.offset, p.lag, p.newest_ms, p.holds) for p in found] == [
         (0, 10, 2, 5000, True),
         (1, 20, 0, 9000, False),
@@ -75,25 +75,25 @@ def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest
 
 def test_what_waits_in_all_is_what_waits_in_each_and_is_not_reported_where_one_is_unknown(spec: StreamSpec):
     ends = {("ticks", 0): 12, ("ticks", 1): 25}
-    assert total_lag(partitions_of(marker(), ends, spec)) == 7
-    assert total_lag(partitions_of(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
-    assert total_lag(partitions_of(marker(), None, spec)) is None
+    assert total_lag(list_partitions(marker(), ends, spec)) == 7
+    assert total_lag(list_partitions(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
+    assert total_lag(list_partitions(marker(), None, spec)) is None
     assert total_lag(()) is None
 
 
 def test_while_kafka_is_silent_the_offsets_are_known_and_the_lag_is_not(spec: StreamSpec):
-    found = partitions_of(marker(idle=frozenset({("ticks", 0)})), None, spec)
+    found = list_partitions(marker(idle=frozenset({("ticks", 0)})), None, spec)
     assert [(p.lag, p.idle, p.holds) for p in found] == [(None, True, False), (None, False, True)]
 
 
 def test_a_stream_that_never_committed_shows_kafkas_partitions(spec: StreamSpec):
-    assert partitions_of(None, None, spec) == ()
-    assert [p.partition for p in partitions_of(None, {("ticks", 0): 7}, spec)] == [0]
+    assert list_partitions(None, None, spec) == ()
+    assert [p.partition for p in list_partitions(None, {("ticks", 0): 7}, spec)] == [0]
 
 
 def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
     many = [Partition("t", n, 0, n, None, idle=False, holds=n == 0) for n in range(MAX_PARTITIONS + 50)]
-    shown = shown_partitions(many)
+    shown = limit_partitions(many)
     assert len(shown) == MAX_PARTITIONS
     assert shown[0].holds
     assert [p.partition for p in shown[1:]] == list(range(51, MAX_PARTITIONS + 50))
@@ -123,24 +123,24 @@ def ended(code: int | None, stopped_for: str | None = None, error: str | None = 
     ],
 )
 def test_how_a_writer_ended_is_a_sentence(end: ExitRecord, how: str, well: bool):
-    (run,) = runs_of(Observation(ProcessState.ENDED, None, None, (end,)))
+    (run,) = list_runs(Observation(ProcessState.ENDED, None, None, (end,)))
     assert (run.how, run.well, run.error) == (how, well, None if well else end.error)
 
 
 @pytest.mark.parametrize("kind", LaunchKind)
 def test_the_writer_that_runs_comes_first(kind: LaunchKind):
     seen = Observation(ProcessState.RUNNING, Launch("n", kind, 3000, application="all"), None, (ended(0), ended(1)))
-    running, *before = runs_of(seen)
+    running, *before = list_runs(seen)
     assert (running.started_at_ms, running.ended_at_ms, running.well) == (3000, None, True)
     assert [run.well for run in before] == [False, True]
 
 
 def test_no_run_folder_has_no_writers():
-    assert runs_of(None) == ()
+    assert list_runs(None) == ()
 
 
 def test_the_declaration_is_reported_in_words(spec: StreamSpec):
-    assert facts_of(spec, {})["Commits"] == "every 1m, or 128MiB"
+    assert describe_stream(spec, {})["Commits"] == "every 1m, or 128MiB"
 
 
 def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spec: StreamSpec, frazil_home: Path):  # noqa: ARG001
@@ -218,10 +218,10 @@ def test_any_other_number_of_hours_is_six():
 
 
 def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
-    assert topics_of(spec, (), "") == (Topic("ticks"),)
-    assert topics_of(spec, (), "javascript:{topic}") == (Topic("ticks"),)
+    assert list_topics(spec, (), "") == (Topic("ticks"),)
+    assert list_topics(spec, (), "javascript:{topic}") == (Topic("ticks"),)
     other = Partition("a/b", 0, 1, 0, None, idle=False, holds=False)
-    found = topics_of(spec, [other], "https://kafka.example/topics/{topic}?x")
+    found = list_topics(spec, [other], "https://kafka.example/topics/{topic}?x")
     assert [one.address for one in found] == [
         "https://kafka.example/topics/a%2Fb?x",
         "https://kafka.example/topics/ticks?x",
@@ -230,6 +230,6 @@ def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
 
 def test_the_facts_of_a_route_say_what_chooses_a_table_and_which_is_the_default_table(spec: StreamSpec):
     route = Route.model_validate({"by": "field", "name": "kind", "template": "demo.of_{value}"})
-    found = facts_of(spec.model_copy(update={"route": route}), {})
+    found = describe_stream(spec.model_copy(update={"route": route}), {})
     assert (found["Route"], found["Default table"]) == ("by field kind", "demo.ticks")
     assert "Table" not in found

@@ -17,20 +17,19 @@ import frazil
 from frazil.commit.marked_update import ALIGN
 from frazil.maintenance.due import Action, Due
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.outcome import Ending
-from frazil.maintenance.past import PastOutcome
+from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar, Cell
-from frazil.operations.overview import Health, StandingAlert, health_of
+from frazil.operations.overview import Health, StandingAlert, combine_health
 from frazil.operations.table_view import (
     MARKER_OPERATIONS,
     MAX_LOST_CHARACTERS,
     MAX_PAST_RUNS,
     MAX_SNAPSHOTS,
-    amiss_of,
+    build_marks,
+    build_shape,
     histogram,
-    marks_of,
-    shape_of,
-    state_of,
+    route_problems,
+    table_health,
 )
 from frazil.spec.maintenance import Maintenance
 from frazil.status.state import Level
@@ -73,7 +72,7 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
     ],
 )  # fmt: skip
 def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | None, said: str):
-    (mark,) = marks_of(metadata(made))
+    (mark,) = build_marks(metadata(made))
     assert (mark.kind, mark.stream, mark.said) == (kind, stream, said)
 
 
@@ -95,13 +94,13 @@ def test_what_changed_a_marker_and_committed_no_batch_is_called_what_it_is(
     operation: str, kind: str, label: str, said: str
 ):
     made = snapshot(1, frazil__stream="ticks", frazil__operation=operation, added_data_files="4")
-    (mark,) = marks_of(metadata(made))
+    (mark,) = build_marks(metadata(made))
     assert (mark.kind, mark.label, mark.stream, mark.said) == (kind, label, "ticks", said)
 
 
 def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very_many():
     lost = "; ".join(f"ticks-{n} offsets 0 to 99" for n in range(90))
-    (mark,) = marks_of(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
+    (mark,) = build_marks(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
     assert (mark.label, mark.kind) == ("gap skipped", "position")
     assert mark.said.startswith("Kafka deleted unread records: ticks-0 offsets 0 to 99; ticks-1")
     assert len(mark.said) < 2 * MAX_LOST_CHARACTERS
@@ -114,7 +113,7 @@ def test_each_operation_that_writes_a_marker_alone_has_a_label():
 
 
 def test_of_very_many_snapshots_the_newest_are_shown():
-    marks = marks_of(metadata(*(snapshot(n) for n in range(1, MAX_SNAPSHOTS + 11))))
+    marks = build_marks(metadata(*(snapshot(n) for n in range(1, MAX_SNAPSHOTS + 11))))
     assert (len(marks), marks[0].at_ms, marks[-1].at_ms) == (MAX_SNAPSHOTS, 11_000, (MAX_SNAPSHOTS + 10) * 1000)
 
 
@@ -145,7 +144,7 @@ def outcome(at_ms: int, action: str = "expiry", ending: Ending = Ending.DONE) ->
 
 def test_the_timeline_has_the_expiries_since_its_first_snapshot():
     past = [outcome(1), outcome(2_500), outcome(2_600, "orphans"), outcome(2_700, ending=Ending.FAILED)]
-    marks = marks_of(metadata(snapshot(2), snapshot(3)), past)
+    marks = build_marks(metadata(snapshot(2), snapshot(3)), past)
     assert [(mark.at_ms, mark.kind) for mark in marks] == [(2_000, "others"), (2_500, "expiry"), (3_000, "others")]
     assert marks[1].said == "1,200 snapshots expired"
 
@@ -153,11 +152,11 @@ def test_the_timeline_has_the_expiries_since_its_first_snapshot():
 def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_was_done_newest_first():
     settings, past = Maintenance(), [outcome(n) for n in range(MAX_PAST_RUNS + 2)]
     due = {Action.EXPIRY: Due(True, "why")}
-    shape = shape_of(metadata(snapshot(1)), health(), due, sizes=[5], past=past, settings=settings)
+    shape = build_shape(metadata(snapshot(1)), health(), due, sizes=[5], past=past, settings=settings)
     assert (shape.list_bytes_per_file, shape.limit) == (2048, 1024)
     assert [one.at_ms for one in shape.past] == list(range(MAX_PAST_RUNS + 1, 1, -1))
     assert [(a.name, a.due, a.enabled, a.reason) for a in shape.actions] == [("expiry", True, True, "why")]
-    small = shape_of(
+    small = build_shape(
         metadata(), health(data_files=1, manifest_list_bytes=4096), {}, sizes=[], past=(), settings=settings
     )
     assert small.list_bytes_per_file == 16  # a small table's list is one small read
@@ -166,27 +165,27 @@ def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_
 def test_a_table_needs_attention_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
     alert = StandingAlert("demo.ticks", "manifests", 0, "x")
-    shape = shape_of(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
+    shape = build_shape(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
     late = StandingAlert("care of demo.ticks", "late", 0, "x")
-    assert state_of(None, None, ()) == Health(Level.UNKNOWN, "unknown")
-    assert state_of(shape, None, ()) == Health(Level.WELL, "in shape")
-    assert state_of(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))
+    assert table_health(None, None, ()) == Health(Level.UNKNOWN, "unknown")
+    assert table_health(shape, None, ()) == Health(Level.WELL, "in shape")
+    assert table_health(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))
     needs = Health(Level.TROUBLE, "needs attention")
-    assert state_of(shape, held, ()) == state_of(shape, None, (late,)) == needs
-    assert state_of(None, None, (), ("it is missing",)) == needs
+    assert table_health(shape, held, ()) == table_health(shape, None, (late,)) == needs
+    assert table_health(None, None, (), ("it is missing",)) == needs
 
 
 def test_a_table_with_something_due_is_called_as_the_overview_calls_it():
     due = {Action.COMPACTION: Due(True, "why"), Action.EXPIRY: Due(False, "not yet")}
-    shape = shape_of(metadata(), health(), due, sizes=[], past=(), settings=Maintenance())
-    measured = health_of(["demo.ticks"], (), {"demo.ticks": ["compaction"]})
-    assert state_of(shape, None, ()) == measured == Health(Level.QUIET, "maintenance due", ("compaction",))
+    shape = build_shape(metadata(), health(), due, sizes=[], past=(), settings=Maintenance())
+    measured = combine_health(["demo.ticks"], (), {"demo.ticks": ["compaction"]})
+    assert table_health(shape, None, ()) == measured == Health(Level.QUIET, "maintenance due", ("compaction",))
 
 
 def test_a_table_that_its_route_misses_is_reported_as_such_and_not_as_one_that_is_yet_to_be_made():
     shop: Any = SimpleNamespace(name="shop", amiss={"shop.orders": "missing"})
     others: Any = SimpleNamespace(name="others", amiss={})
-    assert amiss_of("shop.orders", (others, shop)) == (
+    assert route_problems("shop.orders", (others, shop)) == (
         "The table differs from what the route of shop expects (missing): run `frazil route shop` for the remedy",
     )
-    assert amiss_of("shop.carts", (others, shop)) == ()
+    assert route_problems("shop.carts", (others, shop)) == ()

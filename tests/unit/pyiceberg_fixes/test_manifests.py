@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.reader import DoubleReader
 
-import frazil.pyiceberg_fixes.manifests  # noqa: F401
+import frazil.pyiceberg_fixes  # noqa: F401
 
 
 @given(st.floats())

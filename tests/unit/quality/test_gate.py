@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from frazil.quality.evaluate import open_window
 from frazil.quality.gate import GateRequest, GateResult, find_suite
-from frazil.quality.window import open_window
 from frazil.table.catalogs import load_catalog
 from tests.gate_requests import HOUR_US, Ask, expectation
 

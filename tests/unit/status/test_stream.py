@@ -22,7 +22,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
 from frazil.operations.dead_letters import count_rejected
-from frazil.operations.overview import Around, Line, StreamReading, line_of
+from frazil.operations.overview import Around, Line, StreamReading, build_line
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status import stream
@@ -58,7 +58,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
         None,
         ("the table cannot be read: ImportError: cannot import name 'x'",),
     )
-    monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
+    monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
     with pytest.raises(ImportError):
         stream_state(spec, now_ms=0)
 
@@ -96,7 +96,7 @@ def now() -> int:
 
 
 def on_page(spec: StreamSpec, state: StreamState) -> Line:
-    return line_of(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
+    return build_line(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
 
 
 def in_status(folder: Path) -> dict[str, str]:

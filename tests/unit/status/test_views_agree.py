@@ -18,7 +18,7 @@ from frazil.host.local import LocalLauncher
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, Watch, write_watch
 from frazil.maintenance.stream_rules import stream_readings
-from frazil.operations.overview import Around, StreamReading, line_of
+from frazil.operations.overview import Around, StreamReading, build_line
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
@@ -94,7 +94,7 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
     read = {one.rule: one for one in stream_readings(measured, Alerts(), now_ms=NOW_MS)}
     return Views(
         task.state,
-        line_of("ticks", spec, StreamReading(seen, NOW_MS), Around(), now_ms=NOW_MS).word,
+        build_line("ticks", spec, StreamReading(seen, NOW_MS), Around(), now_ms=NOW_MS).word,
         _fields(seen, None, now_ms=NOW_MS)["state"],
         int(read["restarts"].value or 0),
         read["writer"].shown == "the supervisor gave up",

@@ -382,7 +382,7 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
     monkeypatch.setattr("frazil.cli.route.find_stream", lambda *_: made.spec)
     monkeypatch.setattr("frazil.cli.route.read_stream", lambda _: OpenStream(made.spec, made.tables))
     done = CliRunner().invoke(route_command, ["shop", "--give-up", A, "--yes"], catch_exceptions=False)
-    assert f"{A} was not made for these rows, and stays as it is" in done.output
+    assert f"{A} was not created for these rows, and stays as it is" in done.output
     made.start()
     assert (made.route.followers.behind, set(made.routed.refused)) == ({}, {"a"})
     assert load_catalog(None).load_table(A).metadata == theirs.metadata

@@ -13,7 +13,7 @@ from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, 
 from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
+from frazil.kafka.logs import OUTDATED_POLLS, SHORT_POLLS, LogEnd
 from frazil.partitions.watermark import watermark_us
 from frazil.spec.topics import TopicPattern
 from frazil.stream.plan import BatchPolicy, Rates

@@ -51,7 +51,7 @@ def test_without_an_object_it_shall_run(streams: Path) -> None:
 @pytest.mark.parametrize("verb", ["pause", "resume", "restart"])
 def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, streams: Path) -> None:
     said = run(verb, "ticks", "--reason", "the topic comes at noon", streams=streams)
-    assert "This holds on this host only, because the catalog has no table demo.ticks yet." in said
+    assert "This applies to this host only, because the catalog has no table demo.ticks yet." in said
     files = [path for path in home().rglob("*") if path.is_file()]
     own = [path for path in files if home() / "declared" not in path.parents]
     assert {path.relative_to(run_folder("ticks")).parts[0] for path in own} == {DESIRED_FILE, AFTER_FOLDER}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.clock import now_ms
-from frazil.history.read import read_history
+from frazil.history.objects import read_history
 from frazil.history.supervision import RETRY_INTERVAL_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState

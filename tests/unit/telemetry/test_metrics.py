@@ -30,9 +30,9 @@ from frazil.events import (
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.telemetry import metrics as m
-from frazil.telemetry import page
 from frazil.telemetry.prometheus import exposition
 from frazil.telemetry.sink import StreamMetrics
+from tests import metrics_page
 
 OF = ("ticks", "demo.ticks")
 KEY = BatchKey(4, 1)
@@ -69,7 +69,7 @@ def test_names_follow_the_conventions_of_prometheus_and_are_unique() -> None:
 
 def test_the_page_is_made_from_the_table() -> None:
     file = Path("docs/reference/metrics.md")
-    assert file.read_text() == page.render(), f"run: python -m frazil.telemetry.page > {file}"
+    assert file.read_text() == metrics_page.render(), f"run: python -m tests.metrics_page > {file}"
 
 
 def test_a_batch_moves_its_counters_and_times() -> None:
@@ -173,7 +173,7 @@ def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None
         bench.record(LagMeasured(n, {("t", n): n}, n, n), PhaseBegan(Phase.WAITING))
         bench.record(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, Settled()))
     lines = [line for line in exposition(bench.meters).splitlines() if not line.startswith("#")]
-    said = re.search(r"at most (\d+) series", page.render())
+    said = re.search(r"at most (\d+) series", metrics_page.render())
     assert said is not None
     assert len(lines) == int(said[1])
 

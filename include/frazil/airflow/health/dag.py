@@ -26,7 +26,7 @@ from frazil.airflow.notifications import failure
 from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
 from frazil.airflow.untrusted import checked_xcom
-from frazil.operations.message import Message, message_of
+from frazil.operations.message import Message, build_message
 from frazil.spec.last_valid import find_declared
 
 DAG_ID = "frazil_health"
@@ -162,4 +162,4 @@ def _over(context: Any) -> Message | None:
 def _message(context: Any, kind: str) -> Message | None:
     measured = checked_xcom(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
     alerts = [one for one in measured[kind] if isinstance(one, dict)]
-    return message_of(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())
+    return build_message(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading, readings
+from frazil.maintenance.alerts import RULE as UNMEASURED
 from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
-from frazil.maintenance.unmeasured import RULE as UNMEASURED
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.catalogs import open_existing_catalog

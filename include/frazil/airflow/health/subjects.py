@@ -24,16 +24,16 @@ from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, reread_route
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import (
+    aggregation_reading,
     audit_reading,
     flag,
     held_reading,
-    late_reading,
+    late_window,
     runs_reading,
     stream_readings,
     window_reading,
 )
 from frazil.maintenance.tables import routes
-from frazil.maintenance.windows import late_window
 from frazil.quality.gate import unused_suites
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_valid import Found, find_declared
@@ -223,7 +223,7 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
     first_days[name] = first = first_days[name] or find_open_day(catalog, spec)
     if first is not None:
         waiting = find_waiting_days(catalog, spec, first=first)
-        yield late_reading(name, spec.target, late_days(waiting, within=spec.within, now_ms=now_ms), spec.within)
+        yield aggregation_reading(name, spec.target, late_days(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:

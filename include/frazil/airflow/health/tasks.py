@@ -22,12 +22,19 @@ from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all,
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, AlertStep, reported_alone, step, step_readings
+from frazil.maintenance.alerts import (
+    AlertStates,
+    AlertStep,
+    gone,
+    mark_reported_together,
+    step,
+    step_readings,
+    unmeasured,
+)
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
-from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
@@ -88,7 +95,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
-    changes = _store_states(reported_alone(steps, MAX_SEPARATE), store)
+    changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)
     report_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
     return {**changes, "due": _due(found, tables), "audited": audited}

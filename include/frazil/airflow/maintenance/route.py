@@ -17,7 +17,7 @@ from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
-from frazil.maintenance.routed import DueTable, due_of_route, tables_of_route
+from frazil.maintenance.routed import DueTable, measure_due, route_tables
 from frazil.maintenance.tables import routes
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -57,10 +57,10 @@ class RouteTables:
         if not {*Action} & {*actions}:
             return []
         catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()
-        tables = {table.name: table for table in tables_of_route(catalog, self.spec, self.specs)}
+        tables = {table.name: table for table in route_tables(catalog, self.spec, self.specs)}
 
         def check(name: str) -> DueTable | None:
-            return due_of_route(catalog, tables[name], actions=actions, now_ms=now_ms)
+            return measure_due(catalog, tables[name], actions=actions, now_ms=now_ms)
 
         found = side_by_side(tables, check, within_s=WITHIN.total_seconds())
         broken = self._log_broken(
@@ -121,7 +121,7 @@ class RouteTables:
                 "orphans were cleaned up less than a day ago, or the stream declares `orphans: off`"
             )
         catalog = open_existing_catalog(self.spec.table.catalog)
-        left = [table for table in tables_of_route(catalog, self.spec, self.specs) if table.name > after]
+        left = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > after]
         mine, problems, deleted = left[:MAX_TABLES], list[str](), 0
         neighbours = all_folders(catalog) if mine else []
         for table in mine:

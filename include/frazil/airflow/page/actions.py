@@ -53,8 +53,8 @@ from frazil.operations.page_actions import (
     PageAction,
     Plan,
     Prepared,
+    build_plan,
     describe_changes,
-    plan_of,
     waits_for,
 )
 from frazil.operations.resetting import describe_staged, plan_abandon, plan_reset
@@ -139,7 +139,7 @@ def plan_action(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
 
 def _plan(action: PageAction, subject: ActionSubject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
     """Return the plan, and the prepared reset or abandonment if the action needs one."""
-    plan = plan_of(action, _action_context(action, subject), dry=is_dry(form))
+    plan = build_plan(action, _action_context(action, subject), dry=is_dry(form))
     plan = replace(plan, missing=missing_value(action, subject.route_name or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):

@@ -14,7 +14,7 @@ from airflow.utils.state import DagRunState
 from sqlalchemy import func, select
 
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.maintenance.rules import runbook_of
+from frazil.maintenance.alert_rules import runbook_link
 from frazil.operations.overview import StandingAlert
 from frazil.operations.page_actions import UnfinishedRun
 
@@ -61,7 +61,7 @@ def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
 
 def _runbook(alert: Mapping[str, Any]) -> str:
     named = alert.get("runbook")
-    return named if isinstance(named, str) else runbook_of(alert["rule"])
+    return named if isinstance(named, str) else runbook_link(alert["rule"])
 
 
 def due_in(value: Any) -> dict[str, list[str]] | None:

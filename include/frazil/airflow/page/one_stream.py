@@ -18,29 +18,29 @@ from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared,
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.history.points import drop_unfinished
 from frazil.host.launcher import Observation
-from frazil.maintenance.tables import made_table
+from frazil.maintenance.tables import template_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
 from frazil.operations.offers import build_standing, possible_actions
-from frazil.operations.overview import Around, line_of
-from frazil.operations.rates import rates_in
-from frazil.operations.routed_view import RoutedTables, search_routed
+from frazil.operations.overview import Around, build_line
+from frazil.operations.rates import mean_rates
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
     History,
     Range,
     StreamView,
+    describe_stream,
     downsample,
-    facts_of,
-    partitions_of,
-    runs_of,
-    shown_partitions,
-    topics_of,
+    limit_partitions,
+    list_partitions,
+    list_runs,
+    list_topics,
     total_lag,
     without_repeats,
 )
+from frazil.operations.table_view import RoutedTables, search_routed
 from frazil.spec.model import StreamSpec
 from frazil.status.state import Level, StreamState
 
@@ -70,7 +70,7 @@ def stream(name: str, wish: ViewOptions, sees: Sees, may_act: Callable[[str], bo
         return None
     if one.spec is None:
         now_ms = clock.now_ms()
-        line = line_of(name, None, reading_of(one, None), Around(), now_ms=now_ms)
+        line = build_line(name, None, reading_of(one, None), Around(), now_ms=now_ms)
         return StreamView(now_ms, line, {})
     return _view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
 
@@ -115,26 +115,26 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
     points = downsample(recorded, shown)
     unreadable_parts = views.unreadable_parts({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = answer.value is not None and answer.value.rolled_back
-    partitions = partitions_of(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
-    line = line_of(spec.name, spec, reading_of(one, answer), around, now_ms=clock.now_ms())
+    partitions = list_partitions(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
+    line = build_line(spec.name, spec, reading_of(one, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,
-        facts=facts_of(spec, around.names),
+        facts=describe_stream(spec, around.names),
         commits=found.commits,
         rejected=found.rejected,
         changes=found.changes,
         last_changes=answer.value.changes if answer.value else {},
         backfill=found.backfill,
-        partitions=shown_partitions(partitions),
+        partitions=limit_partitions(partitions),
         partitions_in_all=len(partitions),
-        runs=runs_of(runs.value),
+        runs=list_runs(runs.value),
         dags=dags,
         audited=_audited(name=spec.name),
         log=_log(spec, _gather(requests.run).value),
-        topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
+        topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.route is not None or (answer.value is not None and answer.value.routed),
         routed=(
             _routed(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
@@ -149,7 +149,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
         problems=without_repeats(unreadable_parts, answer.value),
         range=shown,
         points=points,
-        rates=rates_in(points, recorded),
+        rates=mean_rates(points, recorded),
         happened=tuple(reversed(found.past.happened[-MAX_STREAM_EVENTS:])),
     )
 
@@ -160,7 +160,7 @@ def _routed(
     """Return the tables of the stream's route: tables in `found`, and tables with a problem in the stream's status."""
     names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
     amiss = {
-        names.get(table) or made_table(spec, table, specs).name: said
+        names.get(table) or template_table(spec, table, specs).name: said
         for table, said in (status.amiss if status else {}).items()
     }
     return search_routed(tuple(names.values()), search, amiss=amiss, level=level)

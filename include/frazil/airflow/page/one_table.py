@@ -26,7 +26,7 @@ from frazil.operations.answers import Answer
 from frazil.operations.calendar import Calendar, merge_calendars
 from frazil.operations.fetch import fetch_calendar, fetch_shape
 from frazil.operations.overview import StandingAlert
-from frazil.operations.table_view import TableView, amiss_of, state_of
+from frazil.operations.table_view import TableView, route_problems, table_health
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import seen_by
 from frazil.spec.units import format_duration
@@ -74,11 +74,11 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
     standing = _standing(found, alerts.value.alerts if alerts.value else ())
-    amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
+    amiss = route_problems(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = answer.value or (None, None)
     shown_windows = merge_calendars(complete.value, partitions)
     unknown = [complete.problem] if complete.problem and not complete.outdated else []
-    state = state_of(None if answer.problem else files, shown_windows, standing, [*amiss, *unknown])
+    state = table_health(None if answer.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(
         at_ms=clock.now_ms(),
         table=name,

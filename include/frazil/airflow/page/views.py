@@ -27,10 +27,10 @@ from frazil.operations.overview import (
     StandingAlert,
     StreamReading,
     Windows,
+    build_line,
+    combine_health,
     group_by_stream,
     headline,
-    health_of,
-    line_of,
     sort_lines,
 )
 from frazil.operations.remembered import Remembered, load_statuses, save_statuses
@@ -105,7 +105,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     for one in shown:
         complete = known.get(table_key(one.spec)) if one.spec else None
         around = health_of_stream(one, complete, paused.value)
-        lines.append(line_of(one.name, one.spec, reading_of(one, answered.get(one.name)), around, now_ms=now_ms))
+        lines.append(build_line(one.name, one.spec, reading_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
     # A user who may not see all streams does not see alerts that several streams share.
@@ -174,7 +174,7 @@ class HealthByStream:
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
         alerts = self.standing.get(one.name, ())
-        health = health_of(self.tables.get(one.name, ()), alerts, self.due)
+        health = combine_health(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
         return Around(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 

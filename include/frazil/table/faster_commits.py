@@ -1,17 +1,21 @@
-"""Avoids parsing and copying metadata that this process has already read or written.
+"""Speeds up commits: metadata that this process knows is not parsed or copied again, and S3 gets fewer requests.
 
 PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
 snapshots. For a table with hundreds of snapshots, this takes two thirds of a commit's time. A metadata file never
-changes, because its name has a UUID. Its parsed form is immutable except for lists and maps. So this module keeps the
-last parsed files by location. A copy gets its own lists and maps, which contain the same snapshots.
+changes, because its name has a UUID. So this module keeps the last parsed files by location. A copy gets its own lists
+and maps, which contain the same snapshots.
 
 The catalog still decides at every load which metadata is current, and still decides every commit.
+
+Arrow uploads every S3 file in three requests: create a multipart upload, put a part, complete. A commit writes two or
+three small files. With a delayed open, a file that fits into one part (5 MiB) is sent as one object.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +31,15 @@ from frazil.table.recent import Recent
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
+
 MAX_CACHED = 8
 """Maximum number of parsed metadata files to keep: current and staged ones of a stream's two tables, and some more."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Speed up commits through this catalog: they no longer copy snapshots or read PyIceberg's configuration.
+    """Make commits copy no snapshots and read no configuration, if the client writes the metadata (SQL, Hive, Glue).
 
-    With a SQL catalog, no metadata file is parsed twice either. Applies to catalogs whose client writes the metadata
-    (SQL, Hive, Glue), not to REST catalogs.
+    With a SQL catalog, no metadata file is parsed twice either.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
@@ -66,9 +70,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy only copies lists and maps, and shares the snapshots, schemas and log entries
-    in them.
-    """
+    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -78,7 +80,6 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
 
 
 def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
-    """Return an object of class `kind` with the same fields."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
 
@@ -116,3 +117,28 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
     catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign, assignment]
     catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+
+
+def write_small_objects_at_once(catalog: Catalog) -> Catalog:
+    """Enable the delayed open for tables in S3 that Arrow reads and writes."""
+    load = catalog._load_file_io
+
+    def loaded(*arguments: Any, **named: Any) -> Any:
+        io = load(*arguments, **named)
+        # The class is compared by name, because importing it would load Arrow for catalogs that do not need it. A
+        # user's own retry strategy is left alone: it would be lost when the file system is rebuilt.
+        if type(io).__name__ == "PyArrowFileIO" and "s3.retry-strategy-impl" not in io.properties:
+            io._initialize_s3_fs = _delayed(io._initialize_s3_fs)  # type: ignore[attr-defined]
+        return io
+
+    catalog._load_file_io = loaded  # type: ignore[method-assign]
+    return catalog
+
+
+def _delayed(initialize: Callable[[str | None], Any]) -> Callable[[str | None], Any]:
+    def initialized(netloc: str | None) -> Any:
+        # As with pickling, credentials that were not given explicitly are looked up again, not copied.
+        rebuild, (settings, *more) = initialize(netloc).__reduce__()
+        return rebuild({**settings, "allow_delayed_open": True}, *more)
+
+    return initialized

@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from frazil.maintenance.due import Action
-from frazil.maintenance.expiry import bytes_about
-from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import (
+from frazil.maintenance.expiry import estimate_bytes
+from frazil.maintenance.outcomes import (
     KEPT_MS,
     MAX_PER_KIND,
     MAX_SENTENCE_CHARACTERS,
+    Ending,
+    Outcome,
     PastOutcome,
     read_past,
     remember,
@@ -76,5 +77,5 @@ def test_the_bytes_of_expired_snapshots_are_those_that_their_children_removed(fi
     reported: dict[str, Any] = {"deleted_data_files": "8", "removed_delete_files": "1", "removed_files_size": "700"}
     kept = snapshot(3, "replace", parent=2, deleted_data_files="50", removed_files_size="99")
     seen = metadata(snapshot(1), snapshot(2, "replace", parent=1, **reported), kept)
-    assert bytes_about(seen, [1], files=files) == about
-    assert bytes_about(seen, [], files=files) == 0
+    assert estimate_bytes(seen, [1], files=files) == about
+    assert estimate_bytes(seen, [], files=files) == 0

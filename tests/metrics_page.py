@@ -1,6 +1,6 @@
 """Generates docs/reference/metrics.md from the table of metrics.
 
-`python -m frazil.telemetry.page > docs/reference/metrics.md` updates the page.
+`python -m tests.metrics_page > docs/reference/metrics.md` updates the page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _INTRODUCTION = """\
 
 Metrics that writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the
 labels `stream` and `table`. A stream has at most {series} series; {buckets} of them are histogram buckets. Counters
-start at 0 in each process. `python -m frazil.telemetry.page` generates this page.
+start at 0 in each process. `python -m tests.metrics_page` generates this page.
 """
 
 

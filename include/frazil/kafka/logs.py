@@ -1,15 +1,62 @@
-"""Tracks the ends of the logs that a stream reads, and detects logs that were truncated."""
+"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
+
+An unclean leader election, a disk that lost its newest segments, or a broker that was restored from a backup can
+truncate a log. New records then reuse the lost offsets. Two signs reveal a truncation.
+
+First, a leader reports an end before an offset that was readable. A healthy leader never does this: a new leader
+returns `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
+that it was replaced may report an older end, and its answer has an older leader epoch.
+
+Second, the leader knows the end offset of each leader epoch, however much the log has grown since. librdkafka requests
+this offset (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
-from frazil.errors import KafkaUnavailable
-from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, Answer, LogEnd, evaluate
+from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
+
+SHORT_POLLS = 3
+"""Number of consecutive polls with an end before the position that prove a truncation without a leader epoch."""
+OUTDATED_POLLS = 60
+"""Number of consecutive outdated answers (from a replaced broker) after which reading fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The end of a topic-partition's log, as its leader reports it."""
+
+    stable: int
+    """The last stable offset: the end of the log for a `read_committed` reader."""
+    high: int
+    """The high watermark, which includes the records of open transactions."""
+    leader_epoch: int | None = None
+    """The epoch of the leader that answered; None if the broker does not report it."""
+
+
+class Answer(Enum):
+    """The meaning of a leader's answer for an offset that was readable before ("it")."""
+
+    VALID = "the same leader has it"
+    OUTDATED = "the broker was replaced and has not noticed: its ends mean nothing"
+    SHORT = "the log ends before it"
+    ANOTHER_LEADER = "the log may have been truncated, and have grown again: ask the leader"
+
+
+def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
+    """Classify a leader's answer for an offset that was readable when the leader had `known_epoch`."""
+    if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
+        return Answer.OUTDATED
+    if end.stable < offset:
+        return Answer.SHORT
+    same = known_epoch is None or end.leader_epoch is None or end.leader_epoch == known_epoch
+    return Answer.VALID if same else Answer.ANOTHER_LEADER
 
 
 class LogSource(Protocol):
@@ -49,11 +96,15 @@ class LogWatch:
         """
         ends = kafka.log_ends(offsets)
         answers = {
-            tp: evaluate(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
+            tp: classify_answer(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
             for tp, end in ends.items()
         }
         self._check_outdated(answers)
-        cut = self._truncations(kafka, offsets, epochs, ends, answers)
+        self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is Answer.SHORT}
+        cut = {tp: ends[tp].stable for tp, polls in self.short.items() if polls >= SHORT_POLLS}
+        doubtful = [tp for tp, answer in answers.items() if answer in {Answer.SHORT, Answer.ANOTHER_LEADER}]
+        if ask := {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}:
+            cut |= kafka.cut(ask)
         for tp, end in ends.items():
             if tp in cut:
                 continue
@@ -95,24 +146,8 @@ class LogWatch:
         if end.leader_epoch is not None:
             self.leader_epochs[tp] = end.leader_epoch
 
-    def _truncations(
-        self,
-        kafka: LogSource,
-        offsets: Mapping[TopicPartition, int],
-        epochs: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, LogEnd],
-        answers: Mapping[TopicPartition, Answer],
-    ) -> Mapping[TopicPartition, int]:
-        self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is Answer.SHORT}
-        doubtful = [tp for tp, answer in answers.items() if answer in {Answer.SHORT, Answer.ANOTHER_LEADER}]
-        ask = {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}
-        return {
-            **{tp: ends[tp].stable for tp, polls in self.short.items() if polls >= SHORT_POLLS},
-            **(kafka.cut(ask) if ask else {}),
-        }
 
-
-def find_cut(
+def find_truncations(
     kafka: LogSource,
     offsets: Mapping[TopicPartition, int],
     epochs: Mapping[TopicPartition, int],
@@ -129,3 +164,39 @@ def find_cut(
         if cut or not watch.short:
             return cut
         pause()
+
+
+def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
+    """Describe the offsets that retention deleted from each position to the first available offset; empty if none."""
+    return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in wanted.items()})
+
+
+def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
+    """Raise OffsetGap if retention deleted records at or after a position in `wanted`."""
+    if lost := lost_ranges(wanted, available):
+        raise OffsetGap(
+            f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
+            "--to marker` continues at the first remaining offsets, and `source.on-gap: skip` always does"
+        )
+
+
+def check_not_truncated(
+    wanted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
+) -> None:
+    """Raise OffsetGap if a log was truncated, at its offset in `ends`, below the stream's position in `wanted`."""
+    if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
+        raise OffsetGap(
+            f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
+            "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "
+            f"keeps what it has. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
+            "records land next to the old rows. With `source.on-gap: skip` a writer does so automatically"
+        )
+
+
+def _describe_ranges(ranges: Mapping[TopicPartition, tuple[int, int]]) -> str:
+    """Describe the ranges `[start, end)` that are not empty."""
+    return "; ".join(
+        f"{topic}-{partition} offsets {start} to {end - 1}"
+        for (topic, partition), (start, end) in sorted(ranges.items())
+        if start < end
+    )

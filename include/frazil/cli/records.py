@@ -1,25 +1,26 @@
-"""`frazil preview`: shows whether a stream's newest records would become rows or dead letters."""
+"""`frazil preview` and `reveal`: show what a stream's newest records would become, and decrypt its tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import json_option, stream_argument, stream_options, streams_option
 from frazil.cli.output import echo, echo_json
+from frazil.errors import SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 
 
 @click.command()
-@stream_argument()
-@streams_option
-@json_option
+@stream_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of records.")
 def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> None:
     """Show what would become of the newest records of STREAM: rows, dead letters, or dropped by the transform.
@@ -45,6 +46,41 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     words += [counted(fates["dead letter"], "dead letter")]
     words += [f"{fates['no change']:,} without a change"] * bool(fates["no change"])
     echo(f"{counted(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
+
+
+@click.command()
+@stream_argument()
+@click.argument("tokens", nargs=-1)
+@streams_option
+@json_option
+def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_json: bool) -> None:
+    """Print the texts of TOKENS that STREAM made from its sensitive fields (`tokenize`), one per line.
+
+    Without TOKENS, reads them from standard input, one per line. The environment must have the secret that the stream's
+    `sensitive.secret` refers to.
+
+    \b
+    Example:
+      frazil reveal payments VSy9TqPq0Hd1mEEZ1IEAlJMEsz8
+    """
+    from frazil.ingest.sealing import Secret  # noqa: PLC0415 - loads the extra `sensitive`
+
+    declared = find_stream(streams_folder, stream).sensitive
+    if declared is None or declared.secret is None:
+        raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it made no tokens")
+    secret = Secret.of(declared.secret, os.environ)
+    texts = {}
+    for token in tokens or (line.strip() for line in sys.stdin):
+        try:
+            texts[token] = secret.revealed(token)
+        except ValueError as error:
+            raise click.ClickException(
+                f"{token!r} {error}: it was made with another secret, or is incomplete"
+            ) from None
+        if not as_json:
+            echo(texts[token])
+    if as_json:
+        echo_json({"stream": stream, "texts": texts})
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.table.catalogs import load_catalog
-from frazil.table.metadata_reuse import MAX_CACHED
+from frazil.table.faster_commits import MAX_CACHED
 
 ROW = pa.table({"n": pa.array([1], pa.int64())})
 

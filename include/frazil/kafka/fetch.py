@@ -1,0 +1,105 @@
+"""Fetches one message of each topic-partition, to learn what only a fetch shows.
+
+A broker may allow describing a topic, but not reading it. A leader tells only a consumer whether its log still contains
+an offset of a leader epoch. These consumers do not join a group or commit offsets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from frazil.errors import AccessDenied, KafkaUnavailable
+from frazil.kafka.client import client_errors, place
+from frazil.offsets.spans import TopicPartition
+
+ANSWER_TIMEOUT_S = 20.0
+_MESSAGES_PER_CALL = 100
+_MAX_NAMES = 5
+_SETTINGS = {
+    "group.id": "frazil",  # never joined
+    "enable.auto.commit": False,
+    # Records and ends of open transactions also count as answers.
+    "isolation.level": "read_uncommitted",
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    # One record is enough. By default, librdkafka waits a second once its queue is full.
+    "fetch.message.max.bytes": 1024,
+    "fetch.wait.max.ms": 5,
+    "fetch.queue.backoff.ms": 5,
+}
+
+
+def find_diverged(
+    properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
+) -> frozenset[TopicPartition]:
+    """Return the topic-partitions whose log no longer contains their position, an offset and its leader epoch.
+
+    Includes positions that retention deleted. Raises KafkaUnavailable if an answer is missing after the timeout.
+    """
+    if not positions:
+        return frozenset()
+    diverged: set[TopicPartition] = set()
+    waiting = set(positions)
+    starts = [KafkaTopicPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()]
+    with closing(Consumer({**properties, **_SETTINGS})) as consumer:
+        consumer.assign(starts)
+        for tp, code in _answers(consumer, waiting, within_s=ANSWER_TIMEOUT_S):
+            if tp not in waiting or code not in {None, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}:
+                continue
+            waiting.discard(tp)
+            consumer.incremental_unassign([KafkaTopicPartition(*tp)])
+            if code == KafkaError._AUTO_OFFSET_RESET:
+                diverged.add(tp)
+    if waiting:
+        raise KafkaUnavailable(
+            f"Kafka did not report within {ANSWER_TIMEOUT_S:.0f} s whether the logs of "
+            f"{_names(f'{topic}-{p}' for topic, p in waiting)} still contain the stream's position. Check the brokers"
+        )
+    return frozenset(diverged)
+
+
+def check_readable(
+    properties: Mapping[str, str], partitions: Collection[TopicPartition], *, stream: str, within_s: float
+) -> None:
+    """Try to read one partition of each topic, from its end, which transfers no records.
+
+    Raises AccessDenied if the broker refuses some topics, and KafkaUnavailable if a topic gets no answer in time.
+    """
+    waiting = dict(sorted(partitions, reverse=True))
+    refused: list[str] = []
+    where = place(stream, properties.get("bootstrap.servers", ""))
+    with client_errors():
+        consumer = Consumer({**properties, **_SETTINGS})
+    with closing(consumer):
+        consumer.assign([KafkaTopicPartition(*tp, OFFSET_END) for tp in waiting.items()])
+        for (topic, _), code in _answers(consumer, waiting, within_s=within_s):
+            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and waiting.pop(topic, None) is not None:
+                refused.append(topic)
+            elif code in {None, KafkaError._PARTITION_EOF}:  # None: a new record has arrived
+                waiting.pop(topic, None)
+    if refused:
+        raise AccessDenied(f"{where}: Kafka refuses to let the stream read {_names(refused)}. Grant Read on them")
+    if waiting:
+        raise KafkaUnavailable(f"{where}: no answer to a fetch of {_names(waiting)} within {within_s:g} s")
+
+
+def _answers(
+    consumer: Consumer, waiting: Collection[object], *, within_s: float
+) -> Iterator[tuple[TopicPartition, int | None]]:
+    """Yield each message's topic-partition and error code, until the caller has emptied `waiting` or time is up."""
+    deadline = time.monotonic() + within_s
+    while waiting and time.monotonic() < deadline:
+        for message in consumer.consume(_MESSAGES_PER_CALL, timeout=0.05):
+            error = message.error()
+            yield (message.topic() or "", message.partition() or 0), error.code() if error else None
+
+
+def _names(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"

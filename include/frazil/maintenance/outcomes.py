@@ -1,0 +1,178 @@
+"""Results of maintenance actions. The newest ones are stored for operators, and reported to OpenLineage.
+
+The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. If two processes write at the
+same time, one result may be lost; nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from frazil import clock
+from frazil.lineage.facts import RunFacts, table_dataset
+from frazil.lineage.jobs import Jobs
+from frazil.maintenance.due import Action
+from frazil.maintenance.tables import MaintainedTable
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+
+class Ending(StrEnum):
+    DONE = "done"
+    SKIPPED = "skipped"
+    """The action had no useful work, or is switched off."""
+    GAVE_UP = "gave up"
+    """Another commit won the race; the next run tries again."""
+    REFUSED = "refused"
+    """The action would be unsafe, or the table's settings forbid it: an operator must check."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one action on one table."""
+
+    table: str
+    action: Action
+    ending: Ending
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Measured numbers of the action, by name in kebab-case, such as `mb-per-second`."""
+    exit_code: int = 0
+    """Exit code of a failure or a refusal, as in `frazil.errors`; else 0."""
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.action} {self.ending}: {self.sentence}"
+
+
+log = logging.getLogger(__name__)
+
+STATE = "_maintenance"
+"""Folder for maintenance's own files next to a table. Stream names never begin with `_`."""
+FORMAT_VERSION = 1
+MAX_PER_KIND = 12
+"""Maximum number of stored results per action and ending, so that many failures do not hide earlier work."""
+KEPT_MS = 90 * 24 * 3_600_000
+MAX_SENTENCE_CHARACTERS = 400
+ORPHANS = "orphans"
+
+
+@dataclass(frozen=True, slots=True)
+class PastOutcome:
+    """Result and time of one past action."""
+
+    at_ms: int
+    action: str
+    """A value of `frazil.maintenance.due.Action`, or `orphans`."""
+    ending: Ending
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, outcome: Outcome, *, at_ms: int) -> Self:
+        return cls(at_ms, str(outcome.action), outcome.ending, outcome.sentence, dict(outcome.numbers))
+
+
+def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
+    """Add the results to the table's stored history, except skipped actions. Never raises."""
+    worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
+    if not worth:
+        return
+    try:
+        past = (*read_past(table), *worth)
+        open_store(_path(table), table.io.properties).put(_path(table), encode(table, past, now_ms=now_ms))
+    except Exception as error:  # storages raise what their clients raise
+        log.warning("the maintenance results of %s could not be stored: %s", ".".join(table.name()), error)
+
+
+def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
+    """Call `remember` for a table that is not loaded yet."""
+    made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
+    try:
+        if made:
+            remember(catalog.load_table(identifier), made, now_ms=now_ms)
+    except Exception as error:  # catalogs raise what their clients raise
+        log.warning("the maintenance results of %s could not be stored: %s", identifier, error)
+
+
+def read_past(table: Table) -> tuple[PastOutcome, ...]:
+    """Return the stored results, oldest first. Raises any error of the storage.
+
+    Empty if the object is missing or damaged, has a newer format, or belongs to another table.
+    """
+    data = open_store(_path(table), table.io.properties).get(_path(table))
+    if data is None:
+        return ()
+    try:
+        return tuple(_decode(json.loads(data), str(table.metadata.table_uuid)))
+    except (ValueError, LookupError, TypeError) as error:
+        log.warning("%s is not in maintenance's format, and is ignored: %r", _path(table), error)
+        return ()
+
+
+def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
+    """Return the object to store: the newest results of each kind, without times far in the future."""
+    seen: Counter[tuple[str, Ending, bool]] = Counter()
+    kept = []
+    for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
+        # Only the newest run that found nothing to do is kept. It shows when the table was last checked.
+        found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
+        kind = one.action, one.ending, found_nothing
+        seen[kind] += 1
+        if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= KEPT_MS:
+            is_long = len(one.sentence) > MAX_SENTENCE_CHARACTERS
+            sentence = f"{one.sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..." if is_long else one.sentence
+            kept.append(asdict(replace(one, sentence=sentence)))
+    return json.dumps(
+        {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
+    ).encode()
+
+
+def _decode(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
+    if (raw["format"], raw["table-uuid"]) != (FORMAT_VERSION, table_uuid):
+        return
+    for one in raw["outcomes"]:
+        numbers = {str(name): float(value) for name, value in one["numbers"].items()}
+        yield PastOutcome(int(one["at_ms"]), str(one["action"]), Ending(one["ending"]), str(one["sentence"]), numbers)
+
+
+def _path(table: Table) -> str:
+    return f"{state_location(table, STATE)}/past.json"
+
+
+def report_maintenance(
+    jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
+) -> None:
+    """Report a finished maintenance run, with its start, to OpenLineage if an action had work to do. Never raises."""
+    worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
+    if jobs is None or not worth:
+        return
+    try:
+        loaded = open_existing_catalog(table.catalog).load_table(table.identifier)
+        found, snapshot = table_dataset(loaded), loaded.current_snapshot()
+    except Exception as error:  # anything that the catalog raises; the log has what was done
+        log.info("could not report the maintenance of %s to the OpenLineage backend: %r", table.name, error)
+        return
+    failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
+    facts = RunFacts(
+        inputs=(found,),
+        output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
+        error="; ".join(failed) or None,
+        actions=tuple(
+            {"action": str(o.action), "ending": str(o.ending), "sentence": o.sentence, "numbers": dict(o.numbers)}
+            for o in worth
+        ),
+    )
+    run = jobs.run(f"maintenance.{table.name}")
+    run.started(began_ms, RunFacts(inputs=(found,)))
+    run.ended(clock.now_ms(), facts)
