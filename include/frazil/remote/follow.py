@@ -107,6 +107,8 @@ def _end_of_driver(observation: DriverObservation) -> Step | None:
         how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
         if state is DriverState.GONE:
             how = f"{how}; {observation.status.reason}"
+        elif state is DriverState.SUCCEEDED:
+            how = observation.status.reason  # names an eviction, for example
         return Step(AgentAction.END, ended.error or how, ended.code)
     if not state.has_ended or (
         state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_VALID_S
