@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from frazil.audit.run import Audit, audit_stream
+from frazil.audit.findings import Audit
+from frazil.audit.run import audit_stream
 from frazil.commit.period import Period
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream

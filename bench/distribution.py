@@ -30,9 +30,9 @@ from bench.meter.process_tree import PeakMemory, SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, Shuffle, StageContext, StagedFile
 from frazil.spec.model import StreamSpec
-from frazil.stream.distribution import Recent, decide
+from frazil.stream.distribution import Recent, decide_distribution
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.plan import spread
+from frazil.stream.plan import split_ranges
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.spark_engine import SparkEngine
 from frazil.stream.stage_rows import StageRows
@@ -70,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     each = int(options.millions * 1e6) // PARTITIONS
     ranges = [OffsetRange(TOPIC, partition, 0, each) for partition in range(PARTITIONS)]
-    plans = [json.dumps(t.to_json()) for t in spread(ranges, tasks=options.tasks)]
+    plans = [json.dumps(t.to_json()) for t in split_ranges(ranges, tasks=options.tasks)]
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka") as kafka:
         kafka.create_topic(TOPIC, PARTITIONS, {})
         produce(kafka.bootstrap, each * PARTITIONS, symbols=options.symbols)
@@ -93,7 +93,7 @@ def measure(plans: Sequence[str], unpartitioned: StageContext, *, records: int, 
     with SparkEngine(spec) as engine:
         for _ in range(rounds + 1):  # the first warms up
             for declared in ("none", "hash"):
-                chosen = decide(
+                chosen = decide_distribution(
                     "none" if declared == "none" else "hash",
                     recent,
                     partitioned=True,

@@ -117,8 +117,7 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil.host.processes import mark  # noqa: PLC0415
     from frazil.host.records import Launch, LaunchKind  # noqa: PLC0415
     from frazil.spec.load import load_streams  # noqa: PLC0415
-    from frazil.supervise.declared import Declaration  # noqa: PLC0415
-    from frazil.supervise.supervised import WriterProgram  # noqa: PLC0415
+    from frazil.supervise.supervised import Declaration, WriterProgram  # noqa: PLC0415
     from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415
     from frazil.table.tables import ensure_table  # noqa: PLC0415

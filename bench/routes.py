@@ -37,7 +37,7 @@ from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import made_to_follow
+from frazil.stream.routed_tables import create_waiting_table
 from frazil.stream.stage_context import stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -140,7 +140,7 @@ class Bench:
             self.tables,
             source=SOURCE,
             initial=lambda: {("shop", 0): 0},
-            following=partial(Followers.load, self.tables, make=partial(made_to_follow, spec, self.tables)),
+            following=partial(Followers.load, self.tables, make=partial(create_waiting_table, spec, self.tables)),
         )
         self.marker = self._marker()
         self.route = StreamRoute.begin(spec, self.tables, self.marker, self.committer.followers, lambda _: None)
@@ -187,7 +187,7 @@ class Bench:
             self.marker = self.committer.commit(journal)
         if self.route:
             with times.of("follow"):
-                self.route.decided()
+                self.route.commit_batch()
             assert not self.route.behind, self.route.followers.behind
         return len(journal.to_bytes())
 
@@ -195,7 +195,7 @@ class Bench:
         with times.of("context"):
             context = stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
             if self.route:
-                context = self.route.placed(context, key)
+                context = self.route.add_targets(context, key, self.marker)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
         with times.of("stage"), mock.patch.object(opened, "kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda _: None)

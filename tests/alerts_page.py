@@ -31,7 +31,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.maintenance import STALE_INTERVALS, Alerts, Maintenance
 from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
-from frazil.status.flow import FEWEST_RECORDS, Flow, Landed
+from frazil.status.flow import MIN_RECORDS, CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 
 
@@ -127,7 +127,7 @@ def render() -> str:
     for rule in [*RULES, RATE]:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
-    few = {"records": FEWEST_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
+    few = {"records": MIN_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
     notes = _NOTES.format(intervals=STALE_INTERVALS, files=FEWEST_FILES, **few)
     return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
 
@@ -176,7 +176,7 @@ def _table() -> TableHealth:
 
 
 def _of_stream() -> Iterator[Reading]:
-    reported = "The last one said: RegistryUnavailable: http://registry:8081 does not answer."
+    reported = "The last writer's error: RegistryUnavailable: http://registry:8081 does not answer."
     reasons = {"NotJson": Reason(400, ("rides[3]@104",))}
     broken = StreamState(
         "rides",
@@ -192,7 +192,7 @@ def _of_stream() -> Iterator[Reading]:
         registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),
         waiting_batches=4,
-        flow=Flow(None, (), 0, measured=Landed(1_000, 51, 300, reasons), recent=Landed(500, reasons=reasons)),
+        flow=Flow(None, (), 0, measured=CommitSums(1_000, 51, 300, reasons), recent=CommitSums(500, reasons=reasons)),
     )
     yield from stream_readings(broken, _with_rate(), now_ms=NOW_MS)
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from pyspark import cloudpickle
 
-from frazil.stream.engine import TaskAnswer, read_answers, read_shuffled
+from frazil.stream.engine import TaskAnswer, read_answers, read_shuffled_answers
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
@@ -50,7 +50,7 @@ class InProcessEngine:
             return read_answers(answer for plan in plans for answer in _arrived(shipped)([plan]))
         sent = [item for plan in plans for item in _arrived(shipped).read([plan])]
         writers = range(work.context.shuffle.writers)
-        return read_shuffled(
+        return read_shuffled_answers(
             answer
             for writer in writers
             for answer in _arrived(shipped).write(writer, (item for item in sent if item[0] == writer))

@@ -192,7 +192,7 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     settled(page, "refunds")
     dialog = requested(page, "Reset …")
     dialog.get_by_label("Continue").select_option("earliest")
-    expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table holds"))).to_be_visible()
+    expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table has"))).to_be_visible()
     dialog.get_by_label("Continue").select_option("timestamp")
     wanting = dialog.get_by_text("That time: enter a time")
     expect(wanting).to_be_visible()

@@ -19,7 +19,7 @@ from frazil.events import Events
 from frazil.history.recording_threads import RecordingThreads
 from frazil.lineage.facts import PARENT, Settings
 from frazil.spec.load import load_stream
-from frazil.stream.recording import recorded
+from frazil.stream.recording import record_events
 from frazil.supervise.supervised import ApplicationProgram, WriterProgram
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -152,7 +152,7 @@ def test_a_task_that_defers_and_resumes_again_and_again_sends_nothing_and_its_wr
     with tracing(monkeypatch) as received:
         events = Events("s", clock_ms=lambda: 1_800_000_000_000)
         deferred = []
-        with recorded(spec, events, RecordingThreads()) as recording:
+        with record_events(spec, events, RecordingThreads()) as recording:
             assert recording.lineage is not None
             recording.lineage.opens(lambda: table)
             recording.recording_threads.add(recording.lineage, storage="openlineage")

@@ -180,7 +180,7 @@ def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.Monk
     shift.ended(1, "RegistryUnavailable: http://registry does not answer", code=RegistryUnavailable.exit_code)
     assert "registry" in shift.red_after_the_hold()
     assert "http://registry does not answer" in shift.show("registry")
-    monkeypatch.setattr(connections, "_kafka", lambda _: "topic rides: 1 partition")
+    monkeypatch.setattr(connections, "_check_kafka", lambda _: "topic rides: 1 partition")
     with made_registry() as registry:
         avro = f'format: {{type: avro, registry: {{url: "{registry.url}", timeout: 200ms}}}}, bootstrap-servers'
         shift.file.write_text(STREAM.replace("bootstrap-servers", avro))

@@ -15,8 +15,7 @@ from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.partitions import tasks, waiting_trigger
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
-from frazil.signals.completion import GateOutcome, assess, signal_windows
-from frazil.signals.window_status import window_status
+from frazil.signals.completion import GateOutcome, assess, signal_windows, window_status
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -225,7 +224,7 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_e
     def fail(*_: object) -> None:
         raise next(answers)
 
-    monkeypatch.setattr("frazil.signals.window_status.window_status", fail)
+    monkeypatch.setattr("frazil.signals.completion.window_status", fail)
 
     async def first() -> Any:
         return (await anext(trigger.run())).payload

@@ -136,7 +136,7 @@ def dead_letters(_: Any, handle: Any, *__: Any) -> bool:
 
 KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "after it took the lane over": (BackfillCommitter, "begin", lambda *_: True),
-    "after a chunk's files": (stage_module, "_chunk", lambda *_: True),
+    "after a chunk's files": (stage_module, "_stage_chunk", lambda *_: True),
     "after a chunk's journal": (JournalStore, "put", lambda *_: True),
     "after a chunk": (BackfillCommitter, "commit", lambda *_: True),
     "after a chunk's dead letters": (BackfillCommitter, "_change", dead_letters),

@@ -44,7 +44,7 @@ def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, even
     assert lost.returncode == 1
     assert _findings(lost) == {("missing", f"{stream.topic}-2", 5)}
     assert "10 to 14" in json.loads(lost.stdout)["findings"][0]["sentence"]
-    assert "commits of others deleted or overwrote rows" in json.loads(lost.stdout)["findings"][-1]["sentence"]
+    assert "commits of other programs deleted or overwrote rows" in json.loads(lost.stdout)["findings"][-1]["sentence"]
     by_records = frazil("audit", stream.name, "--json")
     assert by_records.returncode == 1
     assert _findings(by_records) == {("miscounted", f"{stream.topic}-2", 5)}

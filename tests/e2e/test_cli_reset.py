@@ -35,7 +35,7 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     assert any("rolled back" in problem for problem in status["problems"])
     refused = frazil("reset", stream.name, "--to", "table")
     assert refused.returncode == 2
-    assert "It skips nothing, and reads nothing again" in refused.stdout
+    assert "It skips no records, and reads no records again" in refused.stdout
     with pytest.raises(RolledBack):
         stream.catch_up()
 
@@ -92,7 +92,7 @@ def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any,
     assert stream.ids() == list(range(8))
     done = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert done.returncode == 0
-    assert "It skips nothing, and reads nothing again" in done.stdout
+    assert "It skips no records, and reads no records again" in done.stdout
     stream.catch_up()
     assert stream.ids() == list(range(20))
     assert stream.table("_dead_letters").scan().to_arrow().num_rows == 2
@@ -182,8 +182,8 @@ def test_an_accepted_loss_is_a_note_in_the_audit_of_each_mode(
     for answer in admin.delete_records([TopicPartition(stream.topic, 0, 12)]).values():
         answer.result(30)
     audit = frazil("audit", stream.name, "--source")
-    by_records = "offsets before 12 are gone from Kafka; the 8 committed ones were checked against commit records only"
-    not_compared = "8 committed records are gone from Kafka and were not compared"
+    by_records = "Kafka no longer has offsets before 12: 8 committed offsets were checked against commit records only"
+    not_compared = "8 committed records were not compared, because Kafka no longer has the records"
     assert audit.returncode == (3 if compares_values else 0), audit.stdout
     assert (not_compared if compares_values else by_records) in audit.stdout
     stream.table().delete("id = 20")

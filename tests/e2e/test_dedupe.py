@@ -23,7 +23,7 @@ complete: hour
 commit: {interval: 1s}
 """
 MISSING = "are missing|is missing"
-LOST = r"records? of Kafka (has no row and repeats|have no row and repeat) none: .+ at offsets? \d+"
+LOST = r"records? in Kafka (has no row and is not a repeat|have no row and are not repeats): .+ at offsets? \d+"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

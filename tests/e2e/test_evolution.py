@@ -209,9 +209,9 @@ def test_a_writer_that_ends_between_the_tables_change_and_the_batch_continues_wi
         assert evolve(self, *of_batch)
         raise SystemExit
 
-    evolve = BatchRunner._evolved
+    evolve = BatchRunner._evolve_tables
     with monkeypatch.context() as patch:
-        patch.setattr(BatchRunner, "_evolved", ends)
+        patch.setattr(BatchRunner, "_evolve_tables", ends)
         with pytest.raises(SystemExit):
             stream.catch_up()
     assert schemas(stream) == 2

@@ -206,9 +206,9 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
 ) -> None:
     requested = declared(stream, source, "PLAIN", source.of_others)
     spec = load_stream(requested.streams / f"{requested.name}.yaml")
-    found = Connections.of({Path("events.yaml"): spec})
+    found = Connections.check({Path("events.yaml"): spec})
     (fault,) = found.faults
-    assert fault.said == (
+    assert fault.problem == (
         f"events.yaml: source: AccessDenied: stream {requested.name}, brokers {requested.bootstrap}: Kafka refuses to "
         "let the stream read theirs. Grant Read on them"
     )
@@ -216,8 +216,8 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
 
     whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)
     reported = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})
-    (fault,) = Connections.of({Path("events.yaml"): reported}).faults
-    assert "Kafka refuses to let the stream read theirs" in fault.said, "of transactions"
+    (fault,) = Connections.check({Path("events.yaml"): reported}).faults
+    assert "Kafka refuses to let the stream read theirs" in fault.problem, "of transactions"
 
     admin = source.secured.broker.admin()
     groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}

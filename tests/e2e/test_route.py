@@ -54,7 +54,7 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     assert stream.ids() == [1]
     assert dead_letters(stream) == [
         (
-            "field note: 'payment' gets no table: route.limit is 2, and the writer has made that many tables. Raise "
+            "field note: 'payment' gets no table: route.limit is 2, and the writer has created that many tables. Raise "
             "it, or give "
             "the value a table in route.tables; then replay its dead letters"
         ),
@@ -80,7 +80,7 @@ def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None
     assert (ids("test.salaries"), stream.ids(), ids("test.mine")) == ([], [], [0, 4])
     assert len(dead_letters(stream)) == 3
     assert dead_letters(stream)[-1].endswith(
-        "'salaries' gets no table: test.salaries exists, and was not made for it; if it is meant to have these "
+        "'salaries' gets no table: test.salaries exists, but was not created for it; if it is meant to have these "
         "rows, add it "
         "to route.tables"
     )
@@ -114,7 +114,7 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
         stream.produce([record(2, "a"), record(3, "b")])
         eventually(lambda: ids("test.b") == [1, 3], within_s=60)
         eventually(lambda: "test.a is missing 1 row of 1 batch" in stream.outage(), within_s=60)
-        assert "The writer tries on, and ends with RouteBehind after 2" in stream.outage()
+        assert "The writer keeps retrying, and ends with RouteBehind after 2" in stream.outage()
     stream.declare(BASE + route % "1s")
     stream.produce([record(4, "a")])
     monkeypatch.setattr("frazil.stream.route.RETRY_TIMEOUT_S", 0.0)
@@ -297,7 +297,7 @@ def test_after_a_backfill_the_audit_compares_each_row_with_the_table_of_its_reco
     with open_backfill(stream.spec, parse_request({"stream": "events"})) as backfill, InProcessEngine() as engine:
         assert run(backfill, engine).records == 1
     moved = frazil("audit", "events", "--source")
-    off = f"it has 1 row that the route, as declared now, has for table test.a: {stream.topic}-0 at offset 4"
+    off = f"the table has 1 row that the route, as declared now, sends to table test.a: {stream.topic}-0 at offset 4"
     assert (moved.returncode, f"OFF   test.b: {off}" in moved.stdout) == (1, True), moved.stdout
     by_records = frazil("audit", "events")
     assert (by_records.returncode, "--source compares each row's table" in by_records.stdout) == (3, True)

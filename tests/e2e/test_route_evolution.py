@@ -119,12 +119,12 @@ def test_a_writer_that_ends_among_the_tables_changes_lands_each_record_once(
 ) -> None:
     stream = routed("additive")
     stream.produce([record(0, "a", gate="A1"), record(1, "b", size=1), record(2, None, left=True), record(3, "c", c=1)])
-    name = "_evolved" if lost == "before the batch" else "_grown"
+    name = "_evolve_tables" if lost == "before the batch" else "_report_evolution"
     step = getattr(BatchRunner, name)
 
     def ends(self: BatchRunner, *arguments: Any) -> bool:
         assert step(self, *arguments)
-        if name == "_evolved" or "test.b" in arguments:
+        if name == "_evolve_tables" or "test.b" in arguments:
             raise SystemExit
         return True
 

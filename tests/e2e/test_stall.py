@@ -30,6 +30,6 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
     with stream.writing():
         stall = eventually(lambda: reported(partitions=3))
         assert stall.held_back_by == f"{stream.topic}-3"
-        assert "no event time is known there" in stall.reason
+        assert "it has no known event time" in stall.reason
         eventually(lambda: not reported(partitions=4))
     assert {s.kind for s in seen} == {StallKind.WATERMARK}, seen

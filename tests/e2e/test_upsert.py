@@ -114,7 +114,7 @@ def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil
     stream.table().overwrite(row.set_column(note, row.schema.field(note), [["odd"]]), f"id == {changed}")
     found = frazil("audit", "events", "--source")
     assert found.returncode == 1
-    not_there = "is not in the table, though Kafka's newest record of it is no delete"
+    not_there = "is not in the table, although Kafka's newest record of the key is not a delete"
     assert f"1 key (id {gone}): each {not_there}" in found.stdout
     assert f"1 key (id {changed}): each has other values in the table than in Kafka's newest record" in found.stdout
     assert not [*run_folder("events").glob("audit-*")]
@@ -133,7 +133,9 @@ def test_only_kafka_proves_values_and_a_reset_to_earliest_restores_them(
     stream.declare("mode: upsert\nkey: id\ncommit: {interval: 1s}\n")
     stream.produce(json.dumps({"id": n, "at": START.isoformat(), "note": "a"}).encode() for n in range(10))
     stream.catch_up()
-    not_compared = "10 changes are counted in commit records; values were not compared with Kafka (--source does)"
+    not_compared = (
+        "10 changes are counted in commit records; values were not compared with Kafka (--source compares them)"
+    )
     for _ in range(2):
         audited = frazil("audit", "events")
         assert (audited.returncode, not_compared in audited.stdout) == (3, True), audited.stdout
@@ -166,7 +168,7 @@ def test_the_audit_does_not_compare_rows_that_another_stream_of_the_table_change
         of.catch_up()
     found = frazil("audit", "events", "--source")
     assert found.returncode == 3, found.stdout
-    assert "2 keys are not compared: their rows are of records that this audit does not read" in found.stdout
+    assert "2 keys were not compared: the audit does not read the records of these rows" in found.stdout
     stream.table().delete("id == 1")
     assert frazil("audit", "events", "--source").returncode == 1
     assert frazil("audit", "others", "--source").returncode == 0

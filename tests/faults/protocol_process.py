@@ -17,7 +17,7 @@ from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import made_to_follow
+from frazil.stream.routed_tables import create_waiting_table
 
 from .protocol_faults import Faults
 from .protocol_tables import BAD, NOW_MS, SOURCE, STREAM, TP, World
@@ -54,7 +54,9 @@ class Process:
             initial=lambda: {TP: 0},
             first_epoch=1 + highest_epoch(self.tables),
             after=self.epoch,
-            following=partial(Followers.load, self.tables, make=partial(made_to_follow, self.world.spec, self.tables)),
+            following=partial(
+                Followers.load, self.tables, make=partial(create_waiting_table, self.world.spec, self.tables)
+            ),
         )
         settle(self.tables, self.committer)
         marker = self.tables.marker()
@@ -119,6 +121,6 @@ class Process:
     def follow(self) -> None:
         assert self.staged is not None
         if self.route:
-            self.route.decided()
+            self.route.commit_batch()
         sweep_batch(self.tables, self.staged)
         self.staged, self.journaled, self.decided = None, False, False

@@ -26,9 +26,8 @@ from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncation
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.plan import BatchPolicy
+from frazil.stream.plan import BatchPolicy, Position
 from frazil.stream.planner import BatchPlanner, PlannerSettings
-from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows
 
@@ -184,7 +183,7 @@ class Writer:
             settings=PlannerSettings(self.stream, self.topics, policy, IDLE_S, str(folder)),
             kafka=self.kafka,
             source=marker.source,
-            position=Position.of(marker),
+            position=Position.from_marker(marker),
             clock=self.world.clock,
         )
 
@@ -210,7 +209,7 @@ class Writer:
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_stageable"):
-            _, self.staged = runner.staged(stage, key, position, tasks=len(stage.plans))
+            _, self.staged = runner.stage(stage, key, position, tasks=len(stage.plans))
         self.journaled = False
         return True
 

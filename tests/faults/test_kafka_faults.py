@@ -227,13 +227,13 @@ def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
         path.write_text(path.read_text().replace("source: {", "source: {on-gap: skip, "))
     else:
         done = command(faulty, "reset", "--to", "marker", "--yes")
-        assert "was cut at offset 100" in done.stdout
-        assert "reads nothing again" in done.stdout
+        assert "was truncated at offset 100" in done.stdout
+        assert "reads no records again" in done.stdout
         faulty.produce(events(range(1000, 1150)))
     faulty.catch_up()
     check_exact(faulty, [*range(800), *range(1000, 1150)])
     accepted = command(faulty, "audit", "--source")
-    assert (accepted.exit_code, "100 offsets were given to a second record" in accepted.stdout) == (3, True)
+    assert (accepted.exit_code, "100 offsets were assigned to a second record" in accepted.stdout) == (3, True)
 
 
 def test_a_topic_that_is_taken_out_may_be_deleted_and_one_that_is_put_back_goes_on(

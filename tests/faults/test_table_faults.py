@@ -310,7 +310,7 @@ def test_a_paused_writer_that_goes_on_with_a_stale_batch_ends_fenced_and_leaves_
 
     stream.produce(events(range(1000)), partitions=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchRunner, "staged", replaced)
+        patch.setattr(BatchRunner, "stage", replaced)
         with pytest.raises(Fenced, match="was replaced by epoch 2"):
             stream.catch_up()
     assert epoch(stream) == 2

@@ -18,9 +18,8 @@ from demo import aggregates
 from demo.flights import read_flights
 from frazil.aggregate import run as aggregate
 from frazil.aggregate.day_input import choose_input
-from frazil.aggregate.day_run import DayRun
 from frazil.aggregate.due import find_aggregated_days
-from frazil.aggregate.run import DayOutcome, aggregate_day
+from frazil.aggregate.run import DayOutcome, DayRun, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.lineage.jobs import openlineage_jobs
@@ -58,7 +57,7 @@ class Shop:
         return choose_input(self.catalog, self.spec, DAY, ())
 
     def run(self, given: Any = None, *, day: date = DAY, spec: AggregationSpec | None = None) -> DayOutcome:
-        return aggregate_day(self.spark, self.catalog, spec or self.spec, day=day, given=given or self.given())
+        return aggregate_day(self.spark, DayRun(self.catalog, spec or self.spec, day, given or self.given()))
 
     def target(self, spec: AggregationSpec | None = None) -> Table:
         return self.catalog.load_table((spec or self.spec).target)
@@ -200,7 +199,7 @@ def flights(spark: Any) -> tuple[Callable[[date], None], Catalog, pa.Table]:
     source.append(recent.cast(schema_to_pyarrow(source.schema(), include_field_ids=False)))
     spec = load_aggregation(CHECKOUT / "include" / "aggregations" / "flights_per_day.yaml")
     given = choose_input(catalog, spec, DAY, ())
-    return lambda day: print(aggregate_day(spark, catalog, spec, day=day, given=given)), catalog, everything
+    return lambda day: print(aggregate_day(spark, DayRun(catalog, spec, day, given))), catalog, everything
 
 
 def test_the_demos_aggregates_are_those_of_the_source_file(

@@ -32,10 +32,10 @@ from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.kafka.admin import KafkaOffsets
 from frazil.stream import outage
 from frazil.stream.batch import BatchRunner
-from frazil.stream.position import Position
+from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import MadeStream
 from tests.substrates.conftest import NOW_MS, catalog_of, configure
@@ -359,7 +359,7 @@ def test_a_batch_that_outlives_its_credentials_again_and_again_says_so(
 ) -> None:
     writer.begin().run()
     writer.while_staging = vending.expire
-    with pytest.raises(CommitUnavailable, match=r"4 times in a row: it takes longer than the credentials live"):
+    with pytest.raises(CommitUnavailable, match=r"4 times in a row: the batch takes longer than"):
         writer.run()
     writer.while_staging = None
     writer.run()

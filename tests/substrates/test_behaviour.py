@@ -18,7 +18,7 @@ from pyiceberg.table.update import SetSnapshotRefUpdate
 
 from frazil import clock
 from frazil.aggregate.day_input import choose_input
-from frazil.aggregate.run import aggregate_day
+from frazil.aggregate.run import DayRun, aggregate_day
 from frazil.aggregate.spec import AggregationSpec
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
@@ -371,7 +371,8 @@ def test_spark_aggregates_a_day_into_a_table_by_day(made: Made, stream_spec: Str
     for end in (10, 20):
         stream.land({0: (end - 10, end)})
         catalog = load_catalog(stream_spec.table.catalog)
-        assert aggregate_day(spark_here, catalog, spec, day=day, given=choose_input(catalog, spec, day, ())).written
+        run = DayRun(catalog, spec, day, choose_input(catalog, spec, day, ()))
+        assert aggregate_day(spark_here, run).written
         found = catalog.load_table(target)
         assert found.scan().to_arrow().to_pylist() == [{"day": day, "n": end, "sum": sum(range(end))}]
         assert [(field.name, str(field.transform)) for field in found.spec().fields] == [("day", "identity")]

@@ -1,5 +1,3 @@
-"""Runs daily aggregations. Each is declared in YAML and runs in Spark for a complete day, and again if late rows reopen
-the day.
-"""
+"""Runs aggregations, declared in YAML, in Spark for each complete day, and again if late rows reopen the day."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the source snapshot for a day's aggregation, and defines what the target records about it. Without Spark."""
+"""Chooses the source snapshot for a day's aggregation, and records it in the target. Without Spark."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ class DayInput:
     snapshot_id: int
     sequence_number: int
     revisions: str
-    """`1` if all windows have revision 1. Otherwise JSON with the windows of other revisions, such as
-    `{"2013-12-30T15":2}`, or NO_REVISIONS.
-    """
+    """`1` if all windows have revision 1, JSON of the other windows (`{"2013-12-30T15":2}`), or NO_REVISIONS."""
 
 
 def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
-    """Return the newest signal of each window of the day; windows without a signal are missing."""
+    """Return the newest signal of each signalled window of the day."""
     whole = Window.parse(str(day))
     with catalog_errors(catalog.name):
         return newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
@@ -64,8 +62,8 @@ def held_windows(signals: Sequence[Signal]) -> list[str]:
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
     """Return the input of a new run: the newest snapshot that the day's signals name, or the source's current snapshot.
 
-    The current snapshot is used if the day is not complete (before the first signal, or still open), or if the named
-    snapshot was expired or rolled back. Raises SpecError if the source table does not exist or has no snapshot.
+    The current snapshot is used if the day is not complete, or if the named snapshot has expired or was rolled back.
+    Raises SpecError if the source table does not exist or has no snapshot.
     """
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
@@ -75,20 +73,15 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
         named = max(signals, key=lambda s: s.sequence_number).snapshot_id
         chosen, revisions, why = named, encode_revisions(signals), "the snapshot that the day's signals name"
         if named not in branch:
-            chosen, why = (
-                current,
-                f"the current snapshot, because {named} of the day's signals expired or was rolled back",
-            )
+            chosen, why = current, f"the current snapshot, because {named} of the signals expired or was rolled back"
     log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, why)
     return DayInput(chosen, branch[chosen], revisions)
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose; if its snapshot no longer exists, another snapshot for the same
-    revisions.
+    """Return the input that an earlier task chose. If its snapshot no longer exists, choose one of equal revisions.
 
-    Raises SpecError if the snapshot no longer exists and the day's signals have changed, or a quality gate holds one of
-    the day's windows.
+    Raises SpecError if that is impossible: the day's signals have changed, or a quality gate holds one of its windows.
     """
     branch = _source_snapshots(catalog, spec.source)
     if snapshot_id in branch:
@@ -106,13 +99,13 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def encode_revisions(signals: Sequence[Signal]) -> str:
-    """Return the revisions of the signalled windows, in the form of `DayInput.revisions`."""
+    """Return `DayInput.revisions` of these signals."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
 def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """Return the entries about a run's input for the target's snapshot summary."""
+    """Return the entries of the target's snapshot summary about a run's input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -126,18 +119,17 @@ def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str
 def newer_input(
     spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """Return the lineage of the target's newest run for that day, if that run read a newer state of the source than
-    `given`.
+    """Return the input summary of the target's newest run for the day; None unless its input is newer than `given`.
 
-    A state that is no longer in the source's history (because it was rolled back or recreated) is not newer.
+    A state that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
     """
     keys = input_summary(spec, day, given)
     for snapshot in ancestors(target):
-        found = {key: str(snapshot.summary[key] or "") for key in keys} if snapshot.summary else {}
-        if (found.get("frazil.aggregation"), found.get("frazil.day")) == (spec.name, str(day)):
-            number = int(found["frazil.input-sequence-number"])
+        last = {key: str(snapshot.summary[key] or "") for key in keys} if snapshot.summary else {}
+        if (last.get("frazil.aggregation"), last.get("frazil.day")) == (spec.name, str(day)):
+            number = int(last["frazil.input-sequence-number"])
             is_newer = number > given.sequence_number
-            return found if is_newer and is_in_history(source, int(found["frazil.input-snapshot-id"]), number) else None
+            return last if is_newer and is_in_history(source, int(last["frazil.input-snapshot-id"]), number) else None
     return None
 
 
@@ -148,23 +140,23 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
             metadata = catalog.load_table(source).metadata
         except NoSuchTableError:
             raise SpecError(
-                f"the table {source} does not exist yet: the first start of its stream's writer creates it"
+                f"table {source} does not exist yet: the first start of its stream's writer creates it"
             ) from None
     branch = _sequence_numbers(metadata)
     if not branch:
-        raise SpecError(f"the table {source} has no snapshot yet: no rows were ever written to it")
+        raise SpecError(f"table {source} has no snapshot yet: no rows were ever written to it")
     return branch
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Return the same mapping for one table's metadata, including older snapshots that expiry keeps for signals."""
+    """Include older snapshots that expiry keeps for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
 def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
     """Return whether the snapshot belongs to the source's current history.
 
-    A snapshot that has expired counts as part of it unless its sequence number is larger than those of all snapshots.
+    An expired snapshot counts, unless its sequence number is larger than those of all snapshots.
     """
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _sequence_numbers(source)

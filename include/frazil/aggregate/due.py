@@ -1,6 +1,4 @@
-"""Finds days whose signals show that they are complete but that an aggregation's target is missing. Reads metadata
-only.
-"""
+"""Finds complete days that an aggregation's target is missing, from signals and the target's metadata."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
 MAX_DAYS = 35
-"""Maximum number of days that are checked, back from the newest complete window: enough for a month without an
-operator.
-"""
+"""Maximum number of days that are checked, back from the newest complete window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,7 @@ class WaitingDay:
 
     day: date
     revisions: str
-    """Revisions of the day's windows, in the form of `DayInput.revisions`."""
+    """See `DayInput.revisions`."""
     since_ms: int
     """Time at which the newest signal of the day was appended."""
 
@@ -48,23 +44,16 @@ class AggregatedDays:
 
 
 def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """Return the waiting days from `first` on, in order, at most MAX_DAYS back. Raises the errors of
-    `catalog_errors`.
-    """
+    """Return the waiting days from `first` on, in order. Raises the errors of `catalog_errors`."""
     with catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
         if cursor is None:
             return ()
-        from_us = max(cursor.from_us, cursor.through_us - MAX_DAYS * Grain.DAY.us)
-        from_us = max(from_us, Window.parse(str(first)).start_us)
+        first_us = Window.parse(str(first)).start_us
+        from_us = max(cursor.from_us, cursor.through_us - MAX_DAYS * Grain.DAY.us, first_us)
         newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
-        try:
-            source = catalog.load_table(spec.source).metadata
-            done = find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source)
-        except NoSuchTableError:
-            done = AggregatedDays({})
-    return decide_waiting(list(newest.values()), done)
+        return decide_waiting(list(newest.values()), _load_aggregated_days(catalog, spec))
 
 
 def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
@@ -74,11 +63,7 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
     """
     with catalog_errors(catalog.name):
         cursor = TableSignals.load(catalog, spec.source).cursor
-        try:
-            source = catalog.load_table(spec.source).metadata
-            days = find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source).days
-        except NoSuchTableError:
-            days = {}
+        days = _load_aggregated_days(catalog, spec).days
     if cursor is None:
         return None
     return min([parse_day(Window.containing(cursor.through_us, Grain.DAY).key), *days])
@@ -87,12 +72,16 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
     """Return whether the target shows a day with these signals' revisions, or with a newer state of the source."""
     with catalog_errors(catalog.name):
-        try:
-            source = catalog.load_table(spec.source).metadata
-            done = find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source)
-        except NoSuchTableError:
-            return False
+        done = _load_aggregated_days(catalog, spec)
     return day in done.days and not decide_waiting(signals, done)
+
+
+def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> AggregatedDays:
+    try:
+        source = catalog.load_table(spec.source).metadata
+        return find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source)
+    except NoSuchTableError:
+        return AggregatedDays({})
 
 
 def decide_waiting(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
@@ -100,38 +89,37 @@ def decide_waiting(signals: Sequence[Signal], done: AggregatedDays) -> tuple[Wai
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
         by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)
-    found = []
-    for day, mine in sorted(by_day.items()):
-        since_ms, revisions = max(s.signalled_at_ms for s in mine), encode_revisions(mine)
-        if is_complete(day, mine) and not _is_up_to_date(day, mine, revisions, since_ms, done):
-            found.append(WaitingDay(day, revisions, since_ms))
-    return tuple(found)
+    complete = {
+        WaitingDay(day, encode_revisions(of_day), max(s.signalled_at_ms for s in of_day)): of_day
+        for day, of_day in sorted(by_day.items())
+        if is_complete(day, of_day)
+    }
+    return tuple(waiting for waiting, of_day in complete.items() if not _is_up_to_date(waiting, of_day, done))
 
 
-def _is_up_to_date(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, done: AggregatedDays) -> bool:
-    known = done.days.get(day)
-    if known is None:
-        return since_ms < done.oldest_ms
-    return known[0] == revisions or known[1] >= max(s.sequence_number for s in signals)
+def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: AggregatedDays) -> bool:
+    if (aggregated := done.days.get(waiting.day)) is None:
+        return waiting.since_ms < done.oldest_ms
+    revisions, sequence_number = aggregated
+    return revisions == waiting.revisions or sequence_number >= max(s.sequence_number for s in signals)
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
     """Return the days of one aggregation in a target's history.
 
-    A run does not count if the state of the source that it read is no longer in the source's history, because the
-    source was rolled back or recreated.
+    Leaves out runs that read a state of the source that was rolled back since, or is of a dropped table.
     """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):
-        said = snapshot.summary.additional_properties if snapshot.summary else {}
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
         oldest_ms = snapshot.timestamp_ms if snapshot.parent_snapshot_id is not None else 0
-        if said.get("frazil.aggregation") == name and "frazil.day" in said:
-            day = date.fromisoformat(said["frazil.day"])
-            number = int(said.get("frazil.input-sequence-number", 0))
+        if summary.get("frazil.aggregation") == name and "frazil.day" in summary:
+            day = date.fromisoformat(summary["frazil.day"])
+            number = int(summary.get("frazil.input-sequence-number", 0))
             # Walking the source's history is expensive, so it is done once per day.
-            if day not in days and is_in_history(source, int(said.get("frazil.input-snapshot-id", -1)), number):
-                days[day] = (said.get("frazil.input-revisions", ""), number)
+            if day not in days and is_in_history(source, int(summary.get("frazil.input-snapshot-id", -1)), number):
+                days[day] = (summary.get("frazil.input-revisions", ""), number)
     return AggregatedDays(days, oldest_ms)
 
 

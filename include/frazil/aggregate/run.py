@@ -1,16 +1,19 @@
 """Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
-Two runs for the same day may overlap. Each write asserts that the day's partition is unchanged since the run read the
-target's records. If it has changed, the run reads these records again. So the partition always shows the newest input
-of all runs.
+The run's START, and its COMPLETE or FAIL, are reported to OpenLineage. Errors of these reports never stop the run.
+
+Two runs for the same day may overlap. So each write asserts that the day's partition is unchanged since the run read
+the target. If it has changed, the run reads the target again. So the partition shows the newest input of all runs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -22,10 +25,24 @@ from pyiceberg.transforms import IdentityTransform
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviation
 
-from frazil.aggregate.day_input import DayInput, input_summary, newer_input
-from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec
-from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
-from frazil.table.catalogs import catalog_errors
+from frazil import clock
+from frazil.aggregate.day_input import (
+    NO_REVISIONS,
+    DayInput,
+    choose_input,
+    day_signals,
+    input_summary,
+    newer_input,
+    reuse_input,
+)
+from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec, find_aggregation, parse_day
+from frazil.commit.history import ancestors
+from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible, SpecError
+from frazil.host.process_log import log_to_stderr
+from frazil.lineage.facts import RunFacts, Totals, table_dataset
+from frazil.lineage.jobs import Jobs, openlineage_jobs
+from frazil.spark.application import start_session
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,41 +62,123 @@ class DayOutcome:
     sentence: str
 
 
-def aggregate_day(
-    spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
-) -> DayOutcome:
+@dataclass(frozen=True, slots=True)
+class DayRun:
+    """An aggregation run for one day, which reads one snapshot of the source."""
+
+    catalog: Catalog
+    spec: AggregationSpec
+    day: date
+    given: DayInput
+
+    @contextmanager
+    def report(self, jobs: Jobs | None) -> Iterator[None]:
+        """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
+        if jobs is None:
+            yield
+            return
+        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._start_facts()
+        run.started(clock.now_ms(), before)
+        try:
+            yield
+        except BaseException as error:
+            run.ended(clock.now_ms(), replace(before, error=f"{type(error).__name__}: {error}"))
+            raise
+        run.ended(clock.now_ms(), self._end_facts(before))
+
+    def _start_facts(self) -> RunFacts:
+        try:
+            source = table_dataset(self.catalog.load_table(self.spec.source))
+        except Exception as error:  # catalogs' clients raise anything; the run will report the same error
+            log.info("cannot report the source %s to the OpenLineage backend: %r", self.spec.source, error)
+            return RunFacts(day=self.day)
+        return RunFacts(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
+
+    def _end_facts(self, before: RunFacts) -> RunFacts:
+        try:
+            target = self.catalog.load_table(self.spec.target)
+            return replace(before, output=table_dataset(target), totals=self._written_totals(target))
+        except Exception as error:  # as above
+            log.info("cannot report the target %s to the OpenLineage backend: %r", self.spec.target, error)
+            return before
+
+    def _written_totals(self, target: Table) -> Totals | None:
+        """Return what this run's snapshot added; None if the target already had a newer input."""
+        own = input_summary(self.spec, self.day, self.given)
+        of_day = ("frazil.aggregation", "frazil.day")
+        of_input = ("frazil.input-snapshot-id", "frazil.input-revisions")
+        for snapshot in ancestors(target.metadata):
+            summary = snapshot.summary
+            if summary is not None and all(summary.get(key) == own[key] for key in of_day):
+                if any(summary.get(key) != own[key] for key in of_input):
+                    return None
+                keys = ("added-records", "added-files-size", "added-data-files")
+                rows, size, files = (int(summary.get(key) or 0) for key in keys)
+                return Totals(rows, size, files, snapshot.snapshot_id)
+        return None
+
+
+def run_aggregation(
+    name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
+) -> int:
+    """Aggregate one day, and return the process's exit code: 0, also if the target already has a newer input.
+
+    Without a snapshot id, the input is chosen here from the day's signals. Other exit codes: see `frazil.errors`.
+    """
+    log_to_stderr()
+    try:
+        _run(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
+    except FrazilError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+        return error.exit_code
+    return 0
+
+
+def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
+    catalog = open_existing_catalog(spec.catalog)
+    if snapshot_id is None:
+        given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
+    else:
+        given = reuse_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
+    run = DayRun(catalog, spec, day, given)
+    with openlineage_jobs() as jobs, run.report(jobs):
+        spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
+        try:
+            log.info(aggregate_day(spark, run).sentence)
+        finally:
+            spark.stop()
+
+
+def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
     """Write the day's partition of the target, unless it already shows a newer state of the source.
 
     In the Spark session, the catalog must have its own name, and the time zone must be UTC. Raises SpecError if Spark
-    refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after ATTEMPTS
+    refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after MAX_ATTEMPTS
     conflicts.
     """
-    result = _query_day(spark, catalog, spec, day=day, given=given)
-    _create_target(spark, catalog, spec, result)
+    catalog, spec, day = run.catalog, run.spec, run.day
+    result = _query_day(spark, run)
+    _create_target(spark, run, result)
     for _ in range(MAX_ATTEMPTS):
         with catalog_errors(catalog.name):
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
-        newer = newer_input(spec, day, given, target=target.metadata, source=source.metadata)
+        newer = newer_input(spec, day, run.given, target=target.metadata, source=source.metadata)
         if newer is not None:
-            return DayOutcome(False, _not_written_message(spec, day, given, newer))
-        if _overwrite(
-            result, _spark_name(catalog, spec.target), day, base=target, summary=input_summary(spec, day, given)
-        ):
-            return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {given.snapshot_id}")
+            return DayOutcome(False, _not_written_message(run, newer))
+        if _overwrite(run, result, base=target):
+            return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {run.given.snapshot_id}")
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
     raise CommitUnavailable(
         f"{spec.target}: other runs wrote {day} during each of {MAX_ATTEMPTS} attempts; run the aggregation again"
     )
 
 
-def _query_day(
-    spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
-) -> DataFrame:
+def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
     """Return the result of the SQL for the day, with the day as its first column."""
-    source = _spark_name(catalog, spec.source)
+    spec, day, source = run.spec, run.day, _spark_name(run.catalog, run.spec.source)
     try:
         spark.catalog.refreshTable(source)
-        rows = spark.read.option("versionAsOf", str(given.snapshot_id)).table(source)
+        rows = spark.read.option("versionAsOf", str(run.given.snapshot_id)).table(source)
         moment = rows[spec.event_time]
         kind = rows.schema[spec.event_time].dataType
         begin, end = (F.lit(f"{d} 00:00:00").cast(kind) for d in (day, day + timedelta(days=1)))
@@ -87,24 +186,24 @@ def _query_day(
         return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
         raise SpecError(
-            f"aggregation {spec.name}: the SQL cannot be run on {spec.source}: {_first_line(error)}"
+            f"aggregation {spec.name}: Spark cannot run the SQL on {spec.source}: {_first_line(error)}. Correct the SQL"
         ) from error
 
 
-def _create_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
+def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
     """Create the target, partitioned by day, if it does not exist.
 
-    PyIceberg creates the table, because Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog
-    does not accept a partition by column 0.
+    PyIceberg creates the table. Spark would number the columns of a new table from 0, and SeaweedFS's REST catalog does
+    not accept a partition by column 0.
     """
-    target = _spark_name(catalog, spec.target)
+    catalog, identifier, target = run.catalog, run.spec.target, _spark_name(run.catalog, run.spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with catalog_errors(catalog.name):
-        if not catalog.table_exists(spec.target):
+        if not catalog.table_exists(identifier):
             schema = _iceberg_schema(spark, result)
             day_id = schema.find_field(DAY_COLUMN).field_id
             by_day = PartitionSpec(PartitionField(day_id, 1000, IdentityTransform(), DAY_COLUMN))
-            catalog.create_table_if_not_exists(spec.target, schema, partition_spec=by_day)
+            catalog.create_table_if_not_exists(identifier, schema, partition_spec=by_day)
     spark.catalog.refreshTable(target)
 
 
@@ -116,18 +215,17 @@ def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
     )
 
 
-def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summary: Mapping[str, str]) -> bool:
-    """Replace the day's partition with the result, which may be empty. Returns False if the day has changed since
-    `base`.
-    """
+def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
+    """Replace the day's partition with the result. Returns False if the partition has changed since `base`."""
+    target = _spark_name(run.catalog, run.spec.target)
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()
     if snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(snapshot.snapshot_id))
-    for key, value in summary.items():
+    for key, value in input_summary(run.spec, run.day, run.given).items():
         writer = writer.option(f"snapshot-property.{key}", value)
     try:
-        writer.overwrite(F.col(DAY_COLUMN) == F.lit(day))
+        writer.overwrite(F.col(DAY_COLUMN) == F.lit(run.day))
     except AnalysisException as error:
         raise SchemaIncompatible(
             f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change the SQL, or the table "
@@ -140,11 +238,11 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
     return True
 
 
-def _not_written_message(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
+def _not_written_message(run: DayRun, newer: Mapping[str, str]) -> str:
     return (
-        f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: sequence "
-        f"number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The input of "
-        f"this run has sequence number {given.sequence_number} (snapshot {given.snapshot_id})"
+        f"{run.spec.target}: {run.day} was not changed, because it already shows a newer state of {run.spec.source}: "
+        f"sequence number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The "
+        f"input of this run has sequence number {run.given.sequence_number} (snapshot {run.given.snapshot_id})"
     )
 
 

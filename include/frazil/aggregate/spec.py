@@ -36,9 +36,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class AggregationSpec(Model):
-    """One declared aggregation: it reads one UTC day of a source table by event time, and writes that day's partition
-    of a target table.
-    """
+    """One declared aggregation: reads a UTC day of a source table by event time, and writes a target's partition."""
 
     name: Text
     description: str = ""
@@ -46,9 +44,9 @@ class AggregationSpec(Model):
     event_time: Text
     """A column of the source with the type timestamptz or timestamp."""
     target: Identifier
-    """Table that is created if missing. Only this aggregation may write to its partitions."""
+    """A table, created if missing. Only this aggregation may write to its partitions."""
     catalog: str | None = None
-    """Name of the catalog that has both tables; None means the default catalog."""
+    """Name of both tables' catalog; None means the default catalog."""
     within: PositiveDuration = timedelta(hours=2)
     """Time after which an alert fires for a day that is complete but not in the target."""
     sql: Text
@@ -75,8 +73,8 @@ def parse_day(text: str | None) -> date:
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     """Return one aggregation of a folder by its name; other files in the folder may be invalid.
 
-    If the aggregation's file is invalid or temporarily missing, returns the last valid declaration. Raises SpecError if
-    the aggregation never had a valid declaration.
+    If the aggregation's file is invalid or missing, returns the last valid declaration. Raises SpecError if none is
+    known.
     """
     try:
         return _find(folder, name)
@@ -97,10 +95,7 @@ def _find(folder: Path, name: str) -> AggregationSpec:
 
 
 def load_aggregation(path: Path) -> AggregationSpec:
-    """Load the aggregation in one file.
-
-    Raises SpecError with one line per problem: file, key, value, and what is allowed.
-    """
+    """Load one file. Raises SpecError with one line per problem: file, key, value, and what is allowed."""
     return _validate(read_mapping(path), path)
 
 

@@ -33,7 +33,7 @@ from frazil.host.writer_log import rotate_full
 from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_valid import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
-from frazil.stream.hosting import PLANNED_S, Foldings, Heartbeats, Hosting, KafkaClients, Turns
+from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import WriterAction
 from frazil.supervise.observed import Declared, Removed, Unreadable
@@ -312,8 +312,8 @@ def shared_hosting(
         heartbeats=heartbeats,
         foldings=foldings,
         telemetry=telemetry or Telemetry(),
-        turns=Turns(batches),
-        planned_s=PLANNED_S,
+        slots=Slots(batches),
+        max_polling_s=MAX_POLLING_S,
     )
 
 

@@ -16,29 +16,24 @@ from frazil.merge.changes import TOPIC
 from frazil.merge.contract import Counts, MergeResult, MergeTask
 from frazil.merge.table_files import Reader, arrow_schema
 
-KEYS_NAMED = 10
+MAX_KEYS = 10
 
 Key = Mapping[str, Any]
-"""Maps the columns of a key to its values, as stored: sensitive values are hashes or tokens. Bytes are hexadecimal
-text.
-"""
+"""A key's values by column, as stored: sensitive values are hashes or tokens. Bytes are hexadecimal text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
     """The first keys that were inserted, updated and deleted, in key order.
 
-    A list is empty if its keys do not match the counted rows one to one, because another writer stored a key twice. The
-    audit then names no keys, so that it names no wrong ones.
+    A list is empty if another writer stored a key twice, so that its keys do not match the counted rows.
     """
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
-    """Number of updated keys whose row comes from a record of a topic that was not read. They are not in the lists of
-    keys.
-    """
+    """Number of updated keys whose row is of a topic that was not read. They are not in the lists."""
     others_deleted: int = 0
 
 
@@ -49,69 +44,66 @@ def changed_keys(
     key: Sequence[str],
     topics: Collection[str],
 ) -> ChangedKeys:
-    """Return the first keys that a merge inserted, updated and deleted.
+    """Return the first keys that a merge-on-read merge inserted, updated and deleted.
 
-    The merge must not have rewritten data files to keep other rows. `schema` is the table's, and `topics` are those of
-    the changes. Each written row is an insert or an update, and each row removed from a file is an update or a delete.
+    `schema` is the table's, and `topics` are those of the changes. Each written row is an insert or an update, and each
+    row removed from a file is an update or a delete.
     """
     keys, names = schema.select(*key), list(key)
-    placed = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
-    counts, none, unplaced = Counts(), no_rows(arrow_schema(keys)), no_rows(arrow_schema(placed))
-    written, left = [none], [unplaced]
+    with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
+    counts, none = Counts(), no_rows(arrow_schema(keys))
+    written, removed = [none], [no_rows(arrow_schema(with_topic))]
     for task, result in done:
         counts += result.counts
         written += [reader.read_all(file.path, keys) for file in result.files if file.content == "data"]
-        left += _left(task, result, reader, placed)
-    new, old = _plain(pa.concat_tables(written)), _plain(pa.concat_tables(left))
-    others = _of_others(old, topics).select(names).group_by(names).aggregate([])
+        removed += _removed_rows(task, result, reader, with_topic)
+    new, old = _with_storage_types(pa.concat_tables(written)), _with_storage_types(pa.concat_tables(removed))
+    others = _rows_of_other_topics(old, topics).select(names).group_by(names).aggregate([])
     others_updated = others.join(new, names, join_type="left semi").num_rows
     others_deleted = others.num_rows - others_updated
     new, old = (rows.select(names).join(others, names, join_type="left anti") for rows in (new, old))
     inserted, updated = (new.join(old, names, join_type=f"left {how}") for how in ("anti", "semi"))
     return ChangedKeys(
-        _first(inserted, counts.inserted, none.schema),
-        _first(updated, counts.updated - others_updated, none.schema),
-        _first(old.join(new, names, join_type="left anti"), counts.deleted - others_deleted, none.schema),
+        _first_keys(inserted, counts.inserted, none.schema),
+        _first_keys(updated, counts.updated - others_updated, none.schema),
+        _first_keys(old.join(new, names, join_type="left anti"), counts.deleted - others_deleted, none.schema),
         others_updated,
         others_deleted,
     )
 
 
-def _of_others(rows: pa.Table, topics: Collection[str]) -> pa.Table:
-    """Return the rows that come from records of other topics.
-
-    Leaves out rows without coordinates, whose topic is unknown.
-    """
+def _rows_of_other_topics(rows: pa.Table, topics: Collection[str]) -> pa.Table:
+    """Leave out rows without coordinates, whose topic is unknown."""
     if TOPIC not in rows.column_names:
         return rows.slice(0, 0)
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
     return rows.filter(pc.invert(own))
 
 
-def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
+def _removed_rows(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
     """Yield the keys of the rows that this merge removed from the task's files."""
     by_path = {file.path: file for file in task.files}
     for path in result.replaced:
         with reader.open(path) as data:
-            gone = np.arange(data.starts[-1])
-            yield data.rows_at(keys, np.setdiff1d(gone, reader.deleted_positions(by_path[path])))
+            removed = np.arange(data.starts[-1])
+            yield data.rows_at(keys, np.setdiff1d(removed, reader.deleted_positions(by_path[path])))
     for file in result.files:
         if file.content == "position-deletes":
-            for path, gone in reader.deletes(file.path).items():
+            for path, removed in reader.deletes(file.path).items():
                 with reader.open(path) as data:
-                    yield data.rows_at(keys, np.setdiff1d(gone, reader.deleted_positions(by_path[path])))
+                    yield data.rows_at(keys, np.setdiff1d(removed, reader.deleted_positions(by_path[path])))
 
 
-def _plain(rows: pa.Table) -> pa.Table:
+def _with_storage_types(rows: pa.Table) -> pa.Table:
     """Cast extension types, such as UUIDs, to their storage types, because joins do not support extension types."""
     storage = [f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type for f in rows.schema]
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 
 
-def _first(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
+def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
     if rows.num_rows != count:
         return ()
-    ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, KEYS_NAMED)
+    ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_KEYS)
     return tuple(
         {name: value.hex() if isinstance(value, bytes) else value for name, value in key.items()}
         for key in ordered.select(schema.names).cast(schema).to_pylist()

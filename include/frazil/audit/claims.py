@@ -1,4 +1,4 @@
-"""Reads the claims in a stream's commit records: offset ranges and record counts, of all time or of one period."""
+"""Reads claims from a stream's commit records: offset ranges and record counts, of all time or of one period."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
 CLOCK_SLACK_MS = 3_600_000
-"""Maximum time (ms) by which a writer's clock may have stepped back. The search for records begins this long before the
-period.
-"""
+"""Maximum time by which a writer's clock may have stepped back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +37,17 @@ class Claims:
     gone: tuple[str, ...] = ()
     """Paths of commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
-    """Descriptions of ranges that retention deleted before they were read, from the period's snapshots."""
+    """Ranges that retention deleted before they were read, as the period's snapshots describe them."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows. They lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None if a snapshot with that number has expired, or if there was a
-    backfill.
+    """Number of records dropped as repeats; None after a backfill, or once a snapshot with that number has expired.
 
-    Leaves out batches that were lost in a rollback that an operator accepted.
+    Leaves out batches whose loss an operator accepted after a rollback.
     """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of the topics with these ids.
-
-        Leaves out ranges of deleted topics that had the same names.
-        """
+        """Return the ranges of the topics with these ids, not those of deleted topics with the same names."""
         return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
@@ -61,35 +55,26 @@ class Claims:
         current = self.of_topics(topic_ids)
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
-    def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return these claims' ranges minus the ranges of `mine`.
-
-        If a range is claimed twice here and once in `mine`, one is left.
-        """
+    def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+        """Return the ranges without those of `others`. A range claimed twice here and once there stays once."""
         return {
-            tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
+            tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
         }
 
 
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
-    """Read every commit record up to the marker, and the records of published backfills.
-
-    Leaves out journals of batches that are not committed.
-    """
-    live = [record for record in journals.records() if _committed(record.key, marker)]
+    """Read the commit record of every committed batch, and the records of published backfills."""
+    live = [record for record in journals.records() if _is_committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
-    summed = _summed(live, _of_backfills(journals, backfills))
-    repeats = None if backfills else _repeats(journals, metadata, _kept(live, summed, marker))
-    gone = tuple(_gone(journals, marker, metadata, live))
-    return dataclasses.replace(summed, gone=gone, replayed=_replayed(journals, backfills), repeats=repeats)
+    claimed = _sum_claims(journals, marker, metadata, live, backfills)
+    return dataclasses.replace(claimed, gone=tuple(_missing_record_paths(journals, marker, metadata, live)))
 
 
-def _gone(journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]) -> Iterator[str]:
-    """Yield the paths of commit records that snapshots name but that are missing or unreadable.
-
-    Leaves out records that `frazil forget` deleted: the rows of their batches have their own findings.
-    """
+def _missing_record_paths(
+    journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
+) -> Iterator[str]:
+    """Leave out records that `frazil forget` deleted: the rows of their batches have their own findings."""
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
@@ -100,20 +85,24 @@ def _gone(journals: JournalStore, marker: Marker, metadata: TableMetadata, live:
             yield path
 
 
+def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period | None) -> Claims:
+    """Read the claims of a period, or of all time if it is None."""
+    if window is None:
+        return claims(journals, marker, metadata)
+    return window_claims(journals, marker, metadata, window)
+
+
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
     """Read the commit records of a period, and few other records.
 
-    A batch belongs to the period in which its snapshot was committed, not to that of its journal: a journal may wait
-    until its writer returns. So consecutive periods cover every batch once.
+    A batch belongs to the period of its snapshot, not to that of its journal, which may wait until its writer returns.
+    So consecutive periods cover every batch once.
 
-    If snapshots from the beginning of the period have expired, records are searched by the time at which they were
-    written. The search goes from the newest record back to one hour before the period. It misses records of a clock
-    that stepped back further.
-
-    Backfills and skipped ranges have no such time. So expiry keeps their snapshots for the audits of the
-    hour in which they were committed.
+    If snapshots of the period have expired, records are searched by the time at which they were written, back to
+    CLOCK_SLACK_MS before the period. Backfills and skipped ranges have no such time: expiry keeps their snapshots for
+    the audit of their hour.
     """
-    found: list[Journal] = []
+    batches: list[Journal] = []
     gone: list[str] = []
     oldest: BatchKey | None = None
     for snapshot, path in commit_records(metadata, marker.stream):
@@ -123,21 +112,17 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
             if record is None:
                 gone.append(path)
             else:
-                found.append(record)
+                batches.append(record)
     if _history_begins_ms(metadata) > window.from_ms:
-        found += _before_history(journals, marker, oldest, window)
+        batches += _records_before_history(journals, marker, oldest, window)
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = list(published_records(journals, metadata, marker.stream, window=window))
-    summed = _summed(found, _of_backfills(journals, backfills))
-    repeats = None if backfills else _repeats(journals, metadata, _kept(found, summed, marker))
-    return dataclasses.replace(
-        summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(journals, backfills), repeats=repeats
-    )
+    claimed = _sum_claims(journals, marker, metadata, batches, backfills)
+    return dataclasses.replace(claimed, gone=tuple(gone), lost=tuple(lost))
 
 
-def _kept(batches: Iterable[Journal], summed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches, except those lost in a rollback that an operator accepted."""
-    current = summed.of_topics(marker.source.topic_ids)
+def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
+    current = claimed.of_topics(marker.source.topic_ids)
     lost = {tp: accepted_loss(current.get(tp, ()), spans) for tp, spans in marker.given_up.items()}
 
     def is_lost(batch: Journal) -> bool:
@@ -149,22 +134,22 @@ def _kept(batches: Iterable[Journal], summed: Claims, marker: Marker) -> list[Jo
     return [batch for batch in batches if not is_lost(batch)] if lost else [*batches]
 
 
-def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
+def _count_repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
     if not batches:
         return 0
-    kept = {path: snapshot.summary for snapshot, path in commit_records(metadata, batches[0].stream)}
+    summaries = {path: snapshot.summary for snapshot, path in commit_records(metadata, batches[0].stream)}
     paths = [journals.path(batch.key) for batch in batches]
-    if any(path not in kept for path in paths):
+    if any(path not in summaries for path in paths):
         return None
-    return sum(merge_counts(kept[path]).get("repeated", 0) for path in paths)
+    return sum(merge_counts(summaries[path]).get("repeated", 0) for path in paths)
 
 
-def _before_history(
+def _records_before_history(
     journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
 ) -> Iterator[Journal]:
     """Yield the period's commit records that are older than `oldest`, the oldest batch in the history, newest first."""
     for record in journals.records(newest_first=True, below=oldest):
-        if not _committed(record.key, marker):
+        if not _is_committed(record.key, marker):
             continue
         if record.created_at_ms in window:
             yield record
@@ -173,36 +158,43 @@ def _before_history(
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time (ms) from which the branch's history has every commit; 0 if the history is complete."""
+    """Return the time from which the branch's history has every commit; 0 if the history is complete."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
 
 
-def _committed(key: BatchKey, marker: Marker) -> bool:
+def _is_committed(key: BatchKey, marker: Marker) -> bool:
     return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
 
 
-def _of_backfills(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
+def _backfill_chunks(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
 
 
-def _replayed(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> dict[TopicPartition, dict[str, BitMap64]]:
-    found: dict[TopicPartition, dict[str, BitMap64]] = defaultdict(dict)
+def _replayed_offsets(
+    journals: JournalStore, backfills: Iterable[BackfillRecord]
+) -> dict[TopicPartition, dict[str, BitMap64]]:
+    replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
     for record in backfills:
         ids = topic_ids(chunks(journals, record.backfill)) if record.replayed else {}
         for tp, offsets in record.replayed.items():
-            of, topic_id = found[tp], ids.get(tp[0], "")
-            of[topic_id] = of.get(topic_id, BitMap64()) | offsets
-    return dict(found)
+            replayed[tp][ids.get(tp[0], "")] |= offsets
+    return {tp: dict(by_id) for tp, by_id in replayed.items()}
 
 
-def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) -> Claims:
+def _sum_claims(
+    journals: JournalStore,
+    marker: Marker,
+    metadata: TableMetadata,
+    live: Sequence[Journal],
+    backfills: Sequence[BackfillRecord],
+) -> Claims:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     routed: Counter[str] = Counter()
     landed = rejected = batches = 0
-    for record, selects in chain(((record, False) for record in live), backfills):
+    for record, selects in chain(((record, False) for record in live), _backfill_chunks(journals, backfills)):
         batches += 1
         landed, rejected = landed + record.records, rejected + record.rejected
         for file in record.files:
@@ -214,4 +206,10 @@ def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) 
             ranges[p.topic_partition].append(
                 CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, leader_epoch=epoch)
             )
-    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, dict(routed))
+    by_tp = {tp: tuple(of) for tp, of in ranges.items()}
+    replayed = _replayed_offsets(journals, backfills)
+    claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed, repeats=None)
+    if backfills:
+        return claimed
+    kept = _batches_without_accepted_losses(live, claimed, marker)
+    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept))

@@ -16,26 +16,26 @@ from pyroaring import BitMap64
 
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group, accepted_loss, claimed_offsets, covered, merged_ranges
-from frazil.offsets.spans import offset_bitmap
+from frazil.audit.ranges import CommittedRange, Group, accepted_loss, claimed_offsets, merged_ranges
+from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import counted
 
-SPANS_NAMED = 5
+MAX_SPANS_SHOWN = 5
 OF_FORMER_TOPIC = "of a former topic of this name and cannot be compared with Kafka"
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return findings about all errors, and about everything that could not be checked. Pure."""
+    """Return findings about all errors, and about everything that could not be checked."""
     found = [
         *_duplicates(evidence),
-        *_both(evidence),
-        *_missing(evidence),
-        *_dropped(evidence),
-        *_log_cut(evidence),
+        *_rows_and_dead_letters(evidence),
+        *_missing_records(evidence),
+        *_dropped_records(evidence),
+        *_truncated_log(evidence),
         *_unclaimed(evidence),
-        *_miscounted(evidence, _rows(evidence)),
-        *_miscounted(evidence, _dead_letter_claims(evidence)),
+        *_count_differences(evidence, _row_claims(evidence)),
+        *_count_differences(evidence, _dead_letter_claims(evidence)),
         *_not_compared(evidence),
         *_limits(evidence),
     ]
@@ -43,18 +43,18 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return findings about duplicate and miscounted dead letters. Pure."""
-    found = [*_duplicated_dead_letters(evidence), *_miscounted(evidence, _dead_letter_claims(evidence))]
+    """Return findings about duplicate and miscounted dead letters."""
+    found = [*_duplicate_dead_letters(evidence), *_count_differences(evidence, _dead_letter_claims(evidence))]
     return tuple(f for f in found if f.count)
 
 
 def missing(evidence: Evidence) -> BitMap64:
     """Return the offsets that Kafka has and a commit claims, but that are in neither table.
 
-    Leaves out records that the current transform drops. If a range has no more missing offsets than its commit record
-    counts as dropped, they are left out too: an earlier transform may have dropped them.
+    Leaves out records that the current transform drops. Also leaves out those that an earlier transform may have
+    dropped: all of a range, if its commit record counts at least as many dropped records.
     """
-    lost = _nowhere(evidence)
+    lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
     for r in evidence.ranges:
@@ -63,29 +63,26 @@ def missing(evidence: Evidence) -> BitMap64:
     return lost - evidence.kafka.dropped
 
 
-def _nowhere(evidence: Evidence) -> BitMap64:
+def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
-    there = evidence.rows.seen | evidence.dead_letters.seen | covered(evidence.given_up)
-    return (evidence.kafka.offsets & claimed) - there
+    return (evidence.kafka.offsets & claimed) - evidence.seen - covered_offsets(evidence.given_up)
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Return the number of surplus rows. Each topic that had the topic's name may have one row at an offset."""
-    again, repeated = _permitted_again(evidence), evidence.rows.repeated
+    """Return the number of surplus rows. Each topic that had the same name may have one row at an offset."""
+    again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown
         return at_least
     return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
 
 
-def _permitted_again(e: Evidence) -> list[BitMap64]:
-    """Return sets of offsets: the first has the offsets that may have a second row, the next one those that may also
-    have a third row, and so on.
-    """
+def _permitted_copies(e: Evidence) -> list[BitMap64]:
+    """Return the offsets that may have a second row, those that may also have a third row, and so on."""
     layers: list[BitMap64] = []
-    for claimed in (*map(claimed_offsets, e.generations.values()), covered(e.rewritten)):
+    for claimed in (*map(claimed_offsets, e.generations.values()), covered_offsets(e.rewritten)):
         carried = claimed
         for index, layer in enumerate(layers):
             layers[index], carried = layer | carried, layer & carried
@@ -94,78 +91,73 @@ def _permitted_again(e: Evidence) -> list[BitMap64]:
 
 
 def _duplicates(e: Evidence) -> Iterable[Finding]:
-    again, count = _permitted_again(e), duplicates(e)
+    again, count = _permitted_copies(e), duplicates(e)
     named = e.rows.repeated - again[0] if again else e.rows.repeated
     unnamed = f"{', or ' if named else ''}at offsets that several topics of this name had"
     where = at_offsets(named) + (unnamed if again and count > len(named) else "")
-    yield _too_many(e, e.tables, count, where)
-    yield from _duplicated_dead_letters(e)
+    yield _surplus_rows(e, e.tables, count, where)
+    yield from _duplicate_dead_letters(e)
 
 
-def _duplicated_dead_letters(e: Evidence) -> Iterable[Finding]:
-    named = e.dead_letters.repeated - covered(e.rewritten)
-    yield _too_many(e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, at_offsets(named))
+def _duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
+    named = e.dead_letters.repeated - covered_offsets(e.rewritten)
+    yield _surplus_rows(
+        e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, at_offsets(named)
+    )
 
 
-def _too_many(e: Evidence, table: str, count: int, where: str) -> Finding:
-    """Report surplus rows.
-
-    `where` must name only offsets at which rows are surplus, because operators delete rows there.
-    """
+def _surplus_rows(e: Evidence, table: str, count: int, where: str) -> Finding:
+    """Report surplus rows. `where` must name only offsets of surplus rows, because operators delete rows there."""
     return _finding(e, FindingKind.DUPLICATES, count, f"{counted(count, 'row')} too many in {table}, {where}")
 
 
 def ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may belong to two records: one in an earlier topic with the same name, or one that was in
-    Kafka's log before a truncation.
-    """
+    """Return the offsets that may also belong to a record of an earlier topic or of a log before its truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
-    return former | covered(e.rewritten)
+    return former | covered_offsets(e.rewritten)
 
 
-def _both(e: Evidence) -> Iterable[Finding]:
+def _rows_and_dead_letters(e: Evidence) -> Iterable[Finding]:
     both = (e.rows.seen & e.dead_letters.seen) - ambiguous_offsets(e)
-    are = counted(len(both), "offset", "is row and dead letter|are rows and dead letters")
-    sentence = f"{are} at once, {at_offsets(both)}"
+    sentence = f"{counted(len(both), 'offset', 'is|are')} in the table and in the dead-letter table, {at_offsets(both)}"
     yield _finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
-def _missing(e: Evidence) -> Iterable[Finding]:
+def _missing_records(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
-    records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
-    sentence = f"{records} that Kafka has of what was committed {are} in no table, {at_offsets(lost)}"
+    sentence = f"{counted(len(lost), 'committed record', 'is|are')} in Kafka but in no table, {at_offsets(lost)}"
     yield _finding(e, FindingKind.MISSING, len(lost), sentence)
 
 
-def _dropped(e: Evidence) -> Iterable[Finding]:
+def _dropped_records(e: Evidence) -> Iterable[Finding]:
     """Compare the number of dropped records in the commit records with the records in the tables and in Kafka."""
     if not any(r.dropped for r in e.ranges):
         return
-    there = e.rows.seen | e.dead_letters.seen
-    more = (there.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
+    seen = e.seen
+    more = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
     wrong = sum(max(0, n) for n in more) if counted_once(e) else 0
     sentence = f"{counted(wrong, 'record')} that commit records count as dropped by the transform are in a table"
     yield _finding(e, FindingKind.MISCOUNTED, wrong, sentence)
     if e.kafka is None:
         return
-    others = _nowhere(e) - e.kafka.dropped - missing(e)
+    others = _offsets_in_no_table(e) - e.kafka.dropped - missing(e)
     yield _finding(
         e, FindingKind.NOT_COMPARED, len(others),
         f"{counted(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost: the transform as it "
-        f"is declared now does not drop them: {_named(others)}",
+        f"is declared now does not drop them: {_format_offsets(others)}",
     )  # fmt: skip
 
 
-def _log_cut(e: Evidence) -> Iterable[Finding]:
+def _truncated_log(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.cut is None:
         return
     cut = e.kafka.cut
-    others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered(e.rewritten))
+    others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered_offsets(e.rewritten))
     yield _finding(
         e, FindingKind.LOG_CUT, max(others, 1),
-        f"Kafka's log was cut at offset {cut:,}, below what was committed: "
-        f"{counted(others, 'record')} that it has since {'is' if others == 1 else 'are'} in no table, and the table's "
-        "rows from there on have no record in Kafka. `frazil reset STREAM --to marker` goes on there",
+        f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From there on, the table's rows "
+        f"have no record in Kafka, and {counted(others, 'newer record', 'is|are')} in no table. To continue from "
+        "there, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 
 
@@ -177,15 +169,11 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
-    yield _finding(
-        e,
-        FindingKind.NOT_COMPARED,
-        len(before),
-        f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
-    )
+    sentence = f"{counted(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
+    yield _finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
     unclaimed = e.rows.seen - claimed - before
-    rows, where = counted(len(unclaimed), "row"), at_offsets(unclaimed)
-    sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {where}"
+    rows = counted(len(unclaimed), "row")
+    sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {at_offsets(unclaimed)}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
@@ -199,65 +187,66 @@ class _TableClaims:
     groups: list[Group]
     lost: BitMap64
     """Missing offsets that the comparison with Kafka already reports."""
-    given_twice: BitMap64
+    rewritten: BitMap64
     accepted: BitMap64
     """Offsets in neither table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
         """Return the minimum number of missing records in a group, and the number of records that exceed the claims."""
-        given_twice, accepted = self.given_twice, self.accepted
+        accepted = self.accepted
 
-        def there(r: CommittedRange) -> int:
+        def count(r: CommittedRange) -> int:
             return self.tally.seen.range_cardinality(r.start, r.end) + self.lost.range_cardinality(r.start, r.end)
 
-        def short(r: CommittedRange) -> int:
-            return max(0, self.claimed(r) - there(r) - accepted.range_cardinality(r.start, r.end))
+        def count_missing(r: CommittedRange) -> int:
+            return max(0, self.claimed(r) - count(r) - accepted.range_cardinality(r.start, r.end))
 
         if group.is_single:
             (r,) = group.audited
-            more = 0 if given_twice.range_cardinality(r.start, r.end) else max(0, there(r) - self.claimed(r))
-            return short(r), more
+            is_rewritten = self.rewritten.range_cardinality(r.start, r.end) > 0
+            return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
         bounds = group.bounds(self.claimed)
-        offsets, missing_ = group.offsets, group.missing(short)
+        offsets, missing_ = group.offsets, group.missing(count_missing)
         if len(bounds) > 1:
             copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
             total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
             missing_ = max(missing_, sum(lowest for lowest, _ in bounds.values()) - total)
         surplus = len((self.tally.seen | self.lost) & offsets) - sum(highest for _, highest in bounds.values())
-        return missing_, 0 if given_twice & offsets else max(0, surplus)
+        return missing_, 0 if self.rewritten & offsets else max(0, surplus)
 
 
-def _rows(e: Evidence) -> _TableClaims:
+def _row_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed_of(r))
 
-    return _TableClaims("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
+    return _TableClaims(
+        "row", e.rows, claimed, e.groups, missing(e), covered_offsets(e.rewritten), _accepted_offsets(e)
+    )
 
 
 def _dead_letter_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed_of(r))
 
-    twice = covered(e.rewritten)
-    return _TableClaims("dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), twice, _accepted(e))
+    twice = covered_offsets(e.rewritten)
+    return _TableClaims(
+        "dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), twice, _accepted_offsets(e)
+    )
 
 
-def _accepted(e: Evidence) -> BitMap64:
-    return covered(e.given_up) - e.rows.seen - e.dead_letters.seen
+def _accepted_offsets(e: Evidence) -> BitMap64:
+    return covered_offsets(e.given_up) - e.seen
 
 
-def _miscounted(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Compare the number of records in a table with the commit records.
-
-    Records already reported as missing are not reported again.
-    """
+def _count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
+    """Compare the number of records in a table with the commit records, except records reported as missing."""
     fewer = more = 0
     first: Group | None = None
-    of_rows, dead_letters, there = witness.tally is e.rows, _dead_letter_claims(e), _there(e)
+    of_rows, dead_letters, accounted = witness.tally is e.rows, _dead_letter_claims(e), _accounted_offsets(e)
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
         if of_rows and _is_exact(e, group):
-            lost = group.lowest(_records) - len(there & group.offsets)
+            lost = group.lowest(_records) - len(accounted & group.offsets)
             missing_ = max(missing_, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing_ = 0
@@ -281,23 +270,20 @@ def _highest(group: Group, claimed: Callable[[CommittedRange], int], *, but: str
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
-def _there(e: Evidence) -> BitMap64:
+def _accounted_offsets(e: Evidence) -> BitMap64:
     """Return the offsets that are in a table, or whose absence was already reported or accepted."""
-    return e.rows.seen | e.dead_letters.seen | missing(e) | _accepted(e)
+    return e.seen | missing(e) | _accepted_offsets(e)
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:
-    """Whether `Group.lowest` gives a valid minimum for a group of overlapping ranges: all must belong to one log that
-    was not truncated.
-    """
-    return not group.is_single and len(group.generations) == 1 and not covered(e.rewritten) & group.offsets
+    """Whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
+    return not group.is_single and len(group.generations) == 1 and not covered_offsets(e.rewritten) & group.offsets
 
 
-def _hidden(e: Evidence, group: Group) -> int:
-    """Return how many missing rows of a group's overlapping ranges a dead letter with the same offset may hide.
+def _hidden_rows(e: Evidence, group: Group) -> int:
+    """Return how many missing rows of overlapping ranges a dead letter with the same offset may hide.
 
-    Returns 0 if the number of dead letters in each range equals that in its commit record. In that case each record was
-    rejected each time.
+    None are hidden if each range has as many dead letters as its commit record: each was rejected each time.
     """
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
@@ -308,10 +294,10 @@ def _hidden(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the number of rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
+    """Compare the number of rows of a stream with dedupe with its committed records, minus the dropped repeats.
 
-    `repeats` is the number of dropped records; None if it is unknown. In that case nothing is reported if `by_source`
-    is True, because the caller compares the rows with Kafka's records.
+    `repeats` is the number of dropped records; None if unknown. With `by_source`, the caller compares the rows with
+    Kafka's records, so an unknown number is not reported.
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
@@ -320,9 +306,9 @@ def compare_repeats(
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing. How "
-            "many were dropped is unknown after a reset, a rollback or a backfill, or once their snapshots have "
-            "expired. `--source` compares with Kafka's records"
+            f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats, or missing rows. How many "
+            "repeats were dropped is unknown after a reset, a rollback or a backfill, or once snapshots have expired. "
+            "To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
@@ -334,12 +320,12 @@ def compare_repeats(
 
 
 def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
-    """Whether the commit records alone determine the number of rows of a stream with dedupe."""
+    """Whether commit records alone determine the number of rows of a stream with dedupe."""
     return repeats is not None and all(counted_once(_without_accepted(e)) for e in evidence)
 
 
 def _without_accepted(e: Evidence) -> Evidence:
-    """Return the evidence without the ranges that lie within a loss that an operator accepted."""
+    """Leave out the ranges that lie within a loss that an operator accepted."""
     lost = accepted_loss((r for r in e.ranges if r.topic_id == e.topic_id), e.given_up)
     if not lost:
         return e
@@ -347,19 +333,19 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges whose records cannot be counted exactly: only a minimum and a maximum is known."""
+    """Report overlapping ranges for whose number of records only a minimum and a maximum is known."""
     if e.drops_repeats:
         return
-    open_, first, given_twice = 0, None, covered(e.rewritten)
+    open_, first, rewritten = 0, None, covered_offsets(e.rewritten)
     for group in e.groups:
-        if group.is_single or given_twice & group.offsets:
+        if group.is_single or rewritten & group.offsets:
             continue
         begin = group.audited[0].start
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
         bounds = group.bounds(_records)
         if _is_exact(e, group):
             ((topic_id, (lowest, highest)),) = bounds.items()
-            bounds = {topic_id: (min(max(lowest, group.lowest(_records)) - _hidden(e, group), highest), highest)}
+            bounds = {topic_id: (min(max(lowest, group.lowest(_records)) - _hidden_rows(e, group), highest), highest)}
         slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
         first = begin if slack and first is None else first
         open_ += slack
@@ -374,80 +360,66 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     """Report offsets that could not be checked, and offsets that were intentionally skipped."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
-        there = e.rows.seen | e.dead_letters.seen
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
         read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
-        accepted = (span for span in e.given_up if not there & offset_bitmap(*span))
-        holes = covered([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
-        yield _finding(
-            e,
-            FindingKind.SKIPPED,
-            len(holes),
-            f"{counted(len(holes), 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_named(holes)}",
-        )
-    again = covered(e.rewritten)
+        seen = e.seen
+        accepted = (span for span in e.given_up if not seen & offset_bitmap(*span))
+        holes = covered_offsets([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
+        skipped = counted(len(holes), "offset", "was|were")
+        sentence = f"{skipped} skipped, by a reset or by source.on-gap: {_format_offsets(holes)}"
+        yield _finding(e, FindingKind.SKIPPED, len(holes), sentence)
+    again = covered_offsets(e.rewritten)
     yield _finding(
         e, FindingKind.NOT_COMPARED, len(again),
-        f"{counted(len(again), 'offset', 'was|were')} given to a second record after Kafka's log was truncated, and "
-        f"may be in the table twice: {_named(again)}",
+        f"{counted(len(again), 'offset', 'was|were')} assigned to a second record after Kafka's log was truncated, and "
+        f"may be in the table twice: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
         sentence = f"{counted(former, 'row', 'is|are')} {OF_FORMER_TOPIC}"
         yield _finding(e, FindingKind.NOT_COMPARED, former, sentence)
-        gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted(e))
+        gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))
         yield _finding(e, FindingKind.UNCHECKED, gone, checked_by_commit_records(gone, e.kafka.first))
 
 
 def checked_by_commit_records(committed: int, first: int) -> str:
     """Describe committed offsets that Kafka no longer has, for which commit records count every row."""
-    were = "one was" if committed == 1 else "ones were"
-    return (
-        f"offsets before {first:,} are gone from Kafka; the {committed:,} committed {were} checked against commit "
-        "records only"
-    )
+    checked = counted(committed, "committed offset", "was|were")
+    return f"Kafka no longer has offsets before {first:,}: {checked} checked against commit records only"
 
 
 def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
-    return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
+    return Finding(kind, count, sentence, e.where)
 
 
 def counted_once(e: Evidence) -> bool:
-    """Whether each audited offset was committed once and belongs to one record.
-
-    Only then can rows be counted without comparing offsets.
-    """
+    """Whether each audited offset was committed once and belongs to one record, so that counting rows suffices."""
     once = all(group.is_single for group in e.groups)
-    return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
+    return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 
 def at_offsets(offsets: BitMap64) -> str:
-    """Return the offsets as text: `at offset 5`, or `at offsets 5, 7 to 9`. Empty if there are no offsets."""
-    return f"at offset{'' if len(offsets) == 1 else 's'} {_named(offsets)}" if offsets else ""
+    """Return text such as `at offset 5` or `at offsets 5, 7 to 9`; empty without offsets."""
+    return f"at offset{'' if len(offsets) == 1 else 's'} {_format_offsets(offsets)}" if offsets else ""
 
 
-def _named(offsets: BitMap64) -> str:
-    found = list(first_spans(offsets, limit=SPANS_NAMED + 1))
-    named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
-    return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
+def _format_offsets(offsets: BitMap64) -> str:
+    spans = list(first_spans(offsets, limit=MAX_SPANS_SHOWN + 1))
+    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in spans[:MAX_SPANS_SHOWN]]
+    return ", ".join(shown) + (", …" if len(spans) > MAX_SPANS_SHOWN else "")
 
 
 def compare_counts(  # noqa: PLR0913 - each number is an argument
     *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0, declared: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the number of rows with the commit records, for a stream without Kafka coordinates. Pure.
+    """Compare the number of rows with the commit records, for a stream without Kafka coordinates.
 
-    `adopted` is the number of rows that the table had before the stream. `declared` is whether the declaration has
+    `adopted` is the number of rows that the table had before the stream. With `declared`, the declaration has
     coordinates although the table does not.
     """
     where = "its table does not have the columns" if declared else "coordinates: false"
-    found = [
-        Finding(
-            FindingKind.UNCHECKED, 1,
-            f"the stream keeps no Kafka coordinates ({where}): it cannot be audited by offset, only by count",
-            stream,
-        )
-    ]  # fmt: skip
+    sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
+    found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]
     if other_streams:
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
         found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))

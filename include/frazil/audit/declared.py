@@ -7,7 +7,8 @@ from functools import partial
 
 from pyiceberg.table import Table
 
-from frazil.audit.run import Audit, audit_stream
+from frazil.audit.findings import Audit
+from frazil.audit.run import audit_stream
 from frazil.audit.source import ask_kafka
 from frazil.commit.marker import Marker
 from frazil.commit.opened import read_stream
@@ -20,8 +21,7 @@ from frazil.spec.model import StreamSpec
 
 
 def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit the commits of the period `window`, or all commits if it is None. `with_source` also compares with the
-    records that Kafka still has.
+    """Audit the commits of a period, or all commits if it is None. `with_source` also compares with Kafka's records.
 
     Raises the errors of `audit_stream`, and of opening the stream.
     """
@@ -31,27 +31,27 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     if spec.dedupe is not None:
-        found = audit_stream(
+        result = audit_stream(
             tables, window=window, drops_repeats=True, replayed_from_source=with_source, signals=signals
         )
         if not with_source:
-            return found
-        from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above
+            return result
+        from frazil.audit.upserts import compare_with_source  # noqa: PLC0415 - as above
 
-        return found.with_findings(compared_with_source(spec, tables, window=window))
+        return result.with_findings(compare_with_source(spec, tables, window=window))
     ask = partial(ask_kafka, spec) if with_source else None
     if with_source and spec.transform:
-        from frazil.audit.dropped import dropped_offsets  # noqa: PLC0415 - imports decoding, only if needed
+        from frazil.audit.replay import dropped_offsets  # noqa: PLC0415 - imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
     named = {*spec.route.tables.values()} if spec.route else ()
-    place = partial(_placed, spec, tables) if with_source and spec.route else None
+    place = partial(_place_records, spec, tables) if with_source and spec.route else None
     return audit_stream(
         tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place, signals=signals
     )
 
 
-def _placed(
+def _place_records(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
     from frazil.audit.replay import records_by_table  # noqa: PLC0415 - imports staging, only if needed

@@ -1,6 +1,4 @@
-"""Gathers the evidence for an audit, by topic-partition: claims of commit records, rows, dead letters, and Kafka's
-offsets.
-"""
+"""Gathers an audit's evidence by topic-partition: commit records, rows, dead letters, and Kafka's offsets."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from pyroaring import BitMap64
 from frazil.audit.claims import Claims
 from frazil.audit.ranges import ByTopicId, CommittedRange, Group, by_topic_id, groups
 from frazil.commit.marker import Marker
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 
 
@@ -23,11 +21,9 @@ class InKafka:
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """The offset at which the log was truncated below the committed end; None if it was not. From there on, Kafka has
-    other records than those committed.
-    """
+    """The offset from which Kafka has other records than those committed, because the log was truncated; else None."""
     dropped: BitMap64 = field(default_factory=BitMap64)
-    """The offsets of records that the transform, as currently declared, drops."""
+    """The offsets of records that the current transform drops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,6 @@ class Evidence:
     topic_id: str
     """The id of the current topic."""
     ranges: tuple[CommittedRange, ...]
-    """The audited ranges."""
     rows: OffsetTally
     dead_letters: OffsetTally
     kafka: InKafka | None = None
@@ -49,26 +44,35 @@ class Evidence:
     """False if `ranges`, rows and dead letters cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
     """Ranges committed outside the audited period, if they were read. They may explain apparent errors."""
-    rewritten: tuple[tuple[int, int], ...] = ()
-    """Spans `[start, end)` of offsets that Kafka assigned to a second record.
-
-    Operators accepted that, so rows may occur twice.
-    """
-    given_up: tuple[tuple[int, int], ...] = ()
-    """Spans `[start, end)` of committed offsets whose loss an operator accepted after a rollback."""
+    rewritten: tuple[Span, ...] = ()
+    """Offsets that Kafka assigned to a second record. An operator accepted that, so rows may occur twice."""
+    given_up: tuple[Span, ...] = ()
+    """Committed offsets whose loss an operator accepted after a rollback."""
     replayed: ByTopicId = field(default_factory=dict)
-    """Offsets of records that were committed as dead letters and have become rows, by topic id."""
+    """Offsets of dead letters that have become rows."""
     tables: str = "the table"
     """How findings refer to the tables that `rows` come from."""
     drops_repeats: bool = False
-    """Whether the stream drops repeated records. If so, the table may have fewer rows than the commit records count."""
+    """Whether the table may have fewer rows than the commit records count, because the stream drops repeats."""
     former_dead_letters: int = 0
     """Number of dead letters of earlier topics with the same name. They are not in `dead_letters`."""
     groups: list[Group] = field(init=False, repr=False, compare=False)
-    """The audited ranges, each grouped with the ranges that overlap it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.topic, self.partition
+
+    @property
+    def where(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def seen(self) -> BitMap64:
+        """The offsets of rows and dead letters."""
+        return self.rows.seen | self.dead_letters.seen
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
@@ -76,14 +80,12 @@ class Evidence:
         return by_topic_id((*self.ranges, *self.elsewhere))
 
     def replayed_of(self, r: CommittedRange) -> int:
-        """Return how many dead letters of a range have become rows."""
+        """Return the number of a range's dead letters that have become rows."""
         return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
     @property
     def dead_letter_groups(self) -> list[Group]:
-        """Groups of the current topic's ranges only: dead letters of earlier topics with the same name have other
-        offsets.
-        """
+        """Groups of the current topic's ranges; dead letters of earlier topics have other offsets."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return groups(*current)
 
@@ -100,10 +102,8 @@ def gather(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each topic-partition that is in the claims; without a period (`whole`), also for those
-    that are only in the marker or the rows.
-    """
-    known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
+    """Return the evidence for each topic-partition in the claims; if `whole`, also for those in the marker or rows."""
+    tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
             topic=tp[0],
@@ -122,18 +122,14 @@ def gather(  # noqa: PLR0913 - each kind of evidence is an argument
             drops_repeats=drops_repeats,
             former_dead_letters=(former_dead_letters or {}).get(tp, 0),
         )
-        for tp in sorted(known)
+        for tp in sorted(tps)
     )
 
 
-def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence with the claims and replays of all other times added.
-
-    `mine` are the claims of the period, `every` the claims of all time.
-    """
-    elsewhere, replayed = every.without(mine), every.replayed
+def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
+    """Return a period's evidence with the claims of all time. `own` are the claims of the period."""
+    elsewhere, replayed = every.without(own), every.replayed
     return tuple(
-        replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp, {}))
+        replace(e, elsewhere=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {}))
         for e in evidence
-        for tp in [(e.topic, e.partition)]
     )

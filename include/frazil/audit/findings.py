@@ -1,18 +1,20 @@
-"""Findings of an audit: errors, and records that could not be compared."""
+"""Results of an audit: findings (errors, and records that could not be compared), and counts by topic-partition."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from frazil.commit.period import Period
 
 
 class FindingKind(StrEnum):
     DUPLICATES = "duplicates"
     """An offset occurs more than once in the table, or in the dead-letter table."""
     MISSING = "missing"
-    """Kafka has a record and a commit claims it, but no table has it."""
+    """Kafka has a committed record, but no table has it."""
     MISCOUNTED = "miscounted"
     """The tables have more or fewer rows than the commit records count."""
     ROW_AND_DEAD_LETTER = "row and dead letter"
@@ -53,4 +55,54 @@ class Finding:
     where: str
     """The topic-partition, or the stream."""
     keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys that the finding is about, for a stream with a key: values by column, as stored."""
+    """The first keys that the finding is about, if the stream has a key: values by column, as stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAudit:
+    """The counts of one topic-partition, of which offsets `[start, end)` were committed (in the audited period)."""
+
+    topic: str
+    partition: int
+    start: int | None
+    """The first committed offset; None if no batch is committed."""
+    end: int
+    rows: int
+    distinct: int
+    """Number of distinct records that have a row: `rows` minus `duplicates`."""
+    duplicates: int
+    gaps: int | None
+    """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
+    dead_letters: int
+    """Number of dead letters, including those of earlier topics with the same name."""
+    dropped: int = 0
+    """Number of records that the transform dropped, as counted by the commit records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    stream: str
+    partitions: tuple[PartitionAudit, ...]
+    findings: tuple[Finding, ...]
+    batches: int
+    """Number of commit records read."""
+    window: Period | None = None
+    """The audited period; None if all commits were audited."""
+    by_key: bool = False
+    """Whether records change rows by key. If so, `rows` counts changes, and nothing is counted by offset."""
+    complete: bool = field(init=False)
+    """Whether all committed records were compared."""
+    clean: bool = field(init=False)
+    """Whether the audit is complete and found no error."""
+
+    def __post_init__(self) -> None:
+        complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)
+        object.__setattr__(self, "complete", complete)
+        object.__setattr__(self, "clean", complete and not self.wrong)
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.kind.is_wrong)
+
+    def with_findings(self, more: Iterable[Finding]) -> Audit:
+        return replace(self, findings=(*self.findings, *more))

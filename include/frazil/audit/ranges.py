@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import Span, offset_bitmap
+from frazil.offsets.spans import Span, covered_offsets, join_spans, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
 """Maps the id of each topic that had the same name to its offsets."""
@@ -22,9 +22,7 @@ ByTopicId = Mapping[str, BitMap64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows or dead letters, or
-    were dropped.
-    """
+    """One commit record's claim: the records in `[start, end)` became rows or dead letters, or were dropped."""
 
     start: int
     end: int
@@ -32,11 +30,11 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether the range is from a backfill that selected records by event time. The other records are not missing."""
+    """Whether a backfill selected records of the range by event time. The other records are not missing."""
     dropped: int = 0
     """Number of records that the stream's transform dropped."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """The epoch of the leader that had the log up to `end`; None if no broker reported it."""
+    """Epoch of the leader that had the log up to `end`; None if no broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -45,7 +43,7 @@ class CommittedRange:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of audited ranges that overlap, or a single range without overlaps."""
+    """Audited ranges that overlap, or a single range."""
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
@@ -53,7 +51,7 @@ class Group:
 
     @property
     def is_single(self) -> bool:
-        """Whether the group is a single range, so that its record counts are exact."""
+        """Whether the group is one range, so that its record counts are exact."""
         return len(self.audited) + len(self.others) == 1
 
     @property
@@ -66,57 +64,44 @@ class Group:
         return by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the minimum and maximum possible number of records within `offsets`, by topic id.
-
-        `claimed` returns the number of records of a range.
-        """
-        offsets, found = self.offsets, dict[str, tuple[int, int]]()
+        """Return the minimum and maximum number of records within `offsets`, by topic id; `claimed` is of a range."""
+        offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
             outside = {r: r.end - r.start - inside[r] for r in ranges}
-            lowest = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
+            lowest = _max_chain_weight({r: max(0, claimed(r) - outside[r]) for r in ranges})
             highest = sum(min(claimed(r), inside[r]) for r in ranges)
-            found[topic_id] = lowest, min(highest, len(claimed_offsets(ranges) & offsets))
-        return found
+            bounds[topic_id] = lowest, min(highest, len(claimed_offsets(ranges) & offsets))
+        return bounds
 
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum possible number of records within `offsets`. All audited ranges must belong to one topic
-        id.
+        """Return the minimum possible number of records within `offsets`; all ranges must belong to one topic id.
 
         An offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets,
         the minimum is exact.
         """
-        return len(self.offsets) - _lightest_cover({r: r.end - r.start - claimed(r) for r in self.audited})
+        return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct missing records.
-
-        `short` returns the number of missing records of a range.
-        """
-        return _heaviest_chain({r: short(r) for r in self.audited})
+        """Return the minimum number of distinct missing records; `short` returns that of one range."""
+        return _max_chain_weight({r: short(r) for r in self.audited})
 
 
 def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """Group each audited range with every range that overlaps it.
-
-    The groups are in order of offsets. Leaves out empty ranges.
-    """
-    found: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
+    """Group each audited range with every range that overlaps it, in order of offsets. Leaves out empty ranges."""
+    grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
     for r, is_audited in sorted((m for m in marked if m[0].end > m[0].start), key=lambda m: m[0]):
         if r.start >= reach:
-            found.append(([], []))
-        found[-1][0 if is_audited else 1].append(r)
+            grouped.append(([], []))
+        grouped[-1][0 if is_audited else 1].append(r)
         reach = max(reach, r.end)
-    return [Group(tuple(mine), tuple(rest)) for mine, rest in found if mine]
+    return [Group(tuple(own), tuple(rest)) for own, rest in grouped if own]
 
 
-def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
-    """Divide the ranges into as few chains as possible, and return the largest sum of weights of one chain.
-
-    The ranges of a chain do not overlap.
-    """
+def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
+    """Divide the ranges into as few chains without overlaps as possible; return the largest weight of a chain."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -125,72 +110,50 @@ def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
     return max((total for _, total in chains), default=0)
 
 
-def _lightest_cover(weights: Mapping[CommittedRange, int]) -> int:
-    """Return the smallest sum of weights of a subset of the ranges that covers the same offsets as all of them."""
+def _min_cover_weight(weights: Mapping[CommittedRange, int]) -> int:
+    """Return the smallest weight of a subset of the ranges that covers the same offsets as all of them."""
     total, reach = 0, -1
     covers: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         if r.start > reach:
-            total += _cheapest(covers, reach)
+            total += _min_weight_ending_at(covers, reach)
             covers = [(0, r.start)]
         while covers[0][1] < r.start:
             heappop(covers)
         heappush(covers, (covers[0][0] + weight, r.end))
         reach = max(reach, r.end)
-    return total + _cheapest(covers, reach)
+    return total + _min_weight_ending_at(covers, reach)
 
 
-def _cheapest(covers: Iterable[tuple[int, int]], reach: int) -> int:
-    """Return the smallest weight of the covers that end at `reach`; 0 if there is none."""
+def _min_weight_ending_at(covers: Iterable[tuple[int, int]], reach: int) -> int:
     return min((weight for weight, end in covers if end == reach), default=0)
 
 
 def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
-    """Group the ranges by topic id."""
-    found: dict[str, list[CommittedRange]] = defaultdict(list)
+    by_id: dict[str, list[CommittedRange]] = defaultdict(list)
     for r in ranges:
-        found[r.topic_id].append(r)
-    return dict(found)
+        by_id[r.topic_id].append(r)
+    return dict(by_id)
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Merge ranges that touch or overlap.
-
-    Returns the merged ranges in order, as `[start, end)`. Leaves out empty ranges.
-    """
-    whole: list[Span] = []
-    for r in sorted(r for r in ranges if r.end > r.start):
-        if whole and r.start <= whole[-1][1]:
-            whole[-1] = (whole[-1][0], max(whole[-1][1], r.end))
-        else:
-            whole.append((r.start, r.end))
-    return whole
-
-
-def covered(spans: Iterable[Span]) -> BitMap64:
-    """Return all offsets of the spans. No span may be empty."""
-    whole = BitMap64()
-    for start, end in spans:
-        whole.add_range(start, end)
-    return whole
+    """Return the ranges as spans, in order; those that touch or overlap are merged. Leaves out empty ranges."""
+    return join_spans((r.start, r.end) for r in ranges)
 
 
 def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
-    return covered(merged_ranges(ranges))
+    return covered_offsets(merged_ranges(ranges))
 
 
 def claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
     """Return the offsets that are in more than one of the ranges."""
-    found, reach = list[Span](), 0
+    overlaps, reach = list[Span](), 0
     for r in sorted(ranges):
-        found.append((r.start, min(r.end, reach)))
+        overlaps.append((r.start, min(r.end, reach)))
         reach = max(reach, r.end)
-    return covered(span for span in found if span[0] < span[1])
+    return covered_offsets(span for span in overlaps if span[0] < span[1])
 
 
 def accepted_loss(ranges: Iterable[CommittedRange], given_up: Iterable[Span]) -> BitMap64:
-    """Return the offsets whose loss an operator accepted after a rollback. Leaves out those that were committed again.
-
-    `ranges` and `given_up` must both belong to the current topic.
-    """
-    return covered(given_up) - claimed_again(ranges)
+    """Return the offsets of the current topic whose loss an operator accepted, unless they were committed again."""
+    return covered_offsets(given_up) - claimed_again(ranges)

@@ -30,7 +30,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition, offset_bitmap
-from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, offsets_in, seen_offsets
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
 from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
@@ -47,12 +47,12 @@ class RoutedRows:
 
     target: Target
     rows: Tallies
-    """The table's rows, including waiting rows. For a renamed table, these are the rows under its new name."""
+    """The table's rows, under its new name if it was renamed, and waiting rows."""
     waiting: int = 0
     problem: str | None = None
-    """Why the table, or a file that waits for it, could not be read; None without a problem."""
+    """Why the table, or a file that waits for it, could not be read."""
     renamed: Target | None = None
-    """The table's new name; None if it was not renamed."""
+    """The table's new name, if it was renamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,14 @@ class Replays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """The part of these rows that belongs to each routed table."""
     last: BackfillMarker | None = None
-    """The replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables; None
-    without one.
-    """
+    """The replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
     """The journals of this replay's chunks."""
     given_up: Set[Target] = frozenset()
-    """Tables whose rows of this replay an operator gave up."""
+    """Tables whose rows of this replay an operator discarded."""
 
     @classmethod
-    def of(cls, tables: StreamTables, default_table: Table) -> Replays:
+    def load(cls, tables: StreamTables, default_table: Table) -> Replays:
         """Load the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
@@ -86,10 +84,7 @@ class Replays:
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the replay's files for a routed table that does not have their rows yet.
-
-        `properties` are the table's.
-        """
+        """Return the replay's files for a routed table with these properties that does not have their rows yet."""
         if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -104,18 +99,17 @@ def routed_rows(  # noqa: PLR0913 - each source is an argument
     replays: Replays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the routed tables that commit records name, up to the default table's marker. The tables may have later rows
-    by now.
+    """Read the routed tables that commit records name, up to the default table's marker.
 
     `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
     may be a renamed table. Raises the errors of the catalog and the storage.
     """
-    targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
+    targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
     waiting = Followers.load(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_rows_of, _RowSearch(tables, waiting, spans, replays, named))
+    step = partial(_read_with_retries, _RowSearch(tables, waiting, spans, replays, named))
     found = in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(in_parallel(step, more) if more else ()))
@@ -132,18 +126,18 @@ class _RowSearch:
     named: Collection[Target]
 
 
-def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table. Reads it again if a waiting file has disappeared, because the file's rows are then in the table."""
-    waiting = sought.waiting.get(target, ())
+def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
+    """Read a table, and again if a waiting file has disappeared, because its rows are then in the table."""
+    waiting = search.waiting.get(target, ())
     for _ in range(MAX_READS):
-        found = _read_rows(sought, waiting, target)
-        if not (found.problem and (sought.replays.last or has_waiting_files(sought.tables, waiting, target))):
+        found = _read_rows(search, waiting, target)
+        if not (found.problem and (search.replays.last or has_waiting_files(search.tables, waiting, target))):
             break
     return found
 
 
-def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -> RoutedRows:
-    tables, within = sought.tables, sought.within
+def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -> RoutedRows:
+    tables, within = search.tables, search.within
     problem, renamed_to, default_io = None, None, tables.main.current().io
     found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
     table: Table | None = None
@@ -151,17 +145,17 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         member = member_of(tables, target)
-        renamed_to = None if member is None else find_renamed(tables, member, sought.named)
+        renamed_to = None if member is None else find_renamed(tables, member, search.named)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
         elif member or not waiting or not all_files_wait(tables, waiting, target):
-            problem = _gone(tables, target, member)
+            problem = _missing_table_message(tables, target, member)
     else:
-        renamed_to = _first_now(sought, target, table)
+        renamed_to = _find_new_name(search, target, table)
         if renamed_to is not None:  # the renamed table has all rows that are counted for the old name
             table = tables.handle(renamed_to).current()
         elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
-            problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
+            problem = f"another table has this name: the table has no column {', '.join(columns)}"
         else:
             found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
     if table is None:  # also read rows that wait in the table's own folder: they are not lost with the table
@@ -174,27 +168,26 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         for journal in missing
         for file in journal.staged_for(target)
     ]
-    files += [(file, default_io) for file in sought.replays.waiting(properties, target)]
+    files += [(file, default_io) for file in search.replays.waiting(properties, target)]
     for file, from_io in files:
         try:
             for tp, of in tally_files(from_io, [file.path], within).items():
                 found[tp].merge(of)
                 waits += of.rows
         except FileNotFoundError:
-            problem = problem or f"a file that waits for it is gone: {file.path}"
+            problem = problem or f"a file whose rows wait for the table is missing: {file.path}"
     return RoutedRows(target, dict(found), waits, problem, renamed_to)
 
 
-def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | None:
-    """Return the new name of the route's table if it was renamed and another table now has its name; otherwise None."""
-    if property_name(sought.tables.stream) in table.properties:
+def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
+    """Return the new name of the route's table if another table now has its old name; otherwise None."""
+    if property_name(search.tables.stream) in table.properties:
         return None
-    member = member_of(sought.tables, target)
-    return find_renamed(sought.tables, member, sought.named) if member and member.is_another(table) else None
+    member = member_of(search.tables, target)
+    return find_renamed(search.tables, member, search.named) if member and member.is_another(table) else None
 
 
-def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
-    """Describe what to do about a table that is not in the catalog, whether or not the route still has it."""
+def _missing_table_message(tables: StreamTables, target: Target, member: Member | None) -> str:
     catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
     again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
@@ -205,13 +198,13 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
 
 
 def unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
-    """Report tables that could not be read, and rows that wait for tables. Pure."""
+    """Report tables that could not be read, and rows that wait for tables."""
     for one in routed:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
         if one.waiting:
-            waits = counted(one.waiting, "row", "waits|wait")
-            sentence = f"{waits} to be committed to it. The command `frazil route` says why, if that lasts"
+            rows = counted(one.waiting, "row", "waits|wait")
+            sentence = f"{rows} to be committed to the table. If they stay, run `frazil route`, which shows the reason"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
 
 
@@ -227,21 +220,18 @@ def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
 def count_tables(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: Replays
 ) -> Iterator[Finding]:
-    """Compare the number of rows of each table with the number that commit records count for it. Pure.
-
-    `default` is the name and the rows of the default table. Each offset must have been committed only once.
-    """
-    replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
-    of_default = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
-    said = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
-    said.update(replayed)
+    """Compare the number of each table's rows with commit records. Each offset must have been committed only once."""
+    replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
+    of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
+    expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
+    expected.update(replayed)
     for one in routed:
         if one.renamed:
-            said[one.renamed] += said.pop(one.target, 0)
+            expected[one.renamed] += expected.pop(one.target, 0)
     for name, tallies in _by_table(default, routed).items():
-        rows = _rows_of_claims(tallies, claimed)
-        if off := rows - said[name]:
-            sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"
+        rows = _count_claimed(seen_offsets(tallies), claimed) + _copies(tallies, claimed)
+        if off := rows - expected[name]:
+            sentence = f"the table has {counted(rows, 'row')}, but commit records count {expected[name]:,}"
             yield Finding(FindingKind.MISCOUNTED, abs(off), sentence, name)
 
 
@@ -249,33 +239,31 @@ def compare_places(
     evidence: Sequence[Evidence],
     default: tuple[str, Tallies],
     routed: Sequence[RoutedRows],
-    placed: Mapping[Target, Tallies],
+    by_target: Mapping[Target, Tallies],
 ) -> Iterator[Finding]:
     """Report rows that are in another table than the one to which the route's current declaration would write them.
-    Pure.
 
-    `placed` maps each table to the offsets of Kafka's records that belong to it. Missing records have their own
-    findings.
+    `by_target` maps each table to the offsets of Kafka's records that belong to it.
     """
-    expected = {default[0] if target == "main" else target: of for target, of in placed.items()}
+    expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
-            tp = e.topic, e.partition
-            rows = _seen(tallies, tp) - _seen(expected.get(name, {}), tp) - ambiguous_offsets(e)
+            tp = e.topic_partition
+            rows = offsets_in(tallies, tp) - offsets_in(expected.get(name, {}), tp) - ambiguous_offsets(e)
             for other in sorted(expected.keys() - {name}):
-                if strangers := rows & _seen(expected[other], tp):
+                if misplaced := rows & offsets_in(expected[other], tp):
                     sentence = (
-                        f"it has {counted(len(strangers), 'row')} that the route, as declared now, has for table "
-                        f"{other}: {e.topic}-{e.partition} {at_offsets(strangers)}"
+                        f"the table has {counted(len(misplaced), 'row')} that the route, as declared now, sends to "
+                        f"table {other}: {e.where} {at_offsets(misplaced)}"
                     )
-                    yield Finding(FindingKind.MISCOUNTED, len(strangers), sentence, name)
+                    yield Finding(FindingKind.MISCOUNTED, len(misplaced), sentence, name)
     gone = sum(
         len(claimed_offsets(e.ranges) & e.rows.seen & offset_bitmap(0, e.kafka.first)) for e in evidence if e.kafka
     )
     if gone:
         sentence = (
             f"{counted(gone, 'row', 'is|are')} of records that are gone from Kafka, and the table of each was not "
-            "compared: offsets were committed more than once"
+            "compared: some offsets were committed more than once"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
 
@@ -288,12 +276,8 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
     return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
 
 
-def _seen(tallies: Tallies, tp: TopicPartition) -> BitMap64:
-    return tallies[tp].seen if tp in tallies else BitMap64()
-
-
-def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """Return how many of the offsets are within the ranges that commit records claim."""
+def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
+    """Return how many of the offsets are within the claimed ranges. Other rows have their own findings."""
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()
@@ -302,10 +286,5 @@ def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> 
     )
 
 
-def _rows_of_claims(tallies: Tallies, claimed: Claims) -> int:
-    """Return how many rows are within the ranges that commit records claim. Other rows have their own findings."""
-    return sum(
-        tallies[tp].copies + sum(tallies[tp].seen.range_cardinality(*span) for span in merged_ranges(ranges))
-        for tp, ranges in claimed.ranges.items()
-        if tp in tallies
-    )
+def _copies(tallies: Tallies, claimed: Claims) -> int:
+    return sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from pyroaring import BitMap64
 
-from frazil.audit.claims import Claims, claims, window_claims
+from frazil.audit.claims import Claims, claims, load_claims
 from frazil.audit.compare import (
     compare,
     compare_counts,
@@ -19,8 +20,8 @@ from frazil.audit.compare import (
     duplicates,
     missing,
 )
-from frazil.audit.evidence import Evidence, InKafka, explained, gather
-from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.evidence import Evidence, InKafka, gather, with_other_claims
+from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import (
     Replays,
@@ -49,68 +50,9 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
-"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that cannot be compared with
-Kafka.
-"""
-
-
+"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that cannot be compared."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
-"""Returns a mapping from each table to offsets within these spans. The route's current declaration would write Kafka's
-records at these offsets to that table.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionAudit:
-    """The counts of one topic-partition.
-
-    Offsets `[start, end)` are committed. If a period is audited, they were committed by that period's batches.
-    """
-
-    topic: str
-    partition: int
-    start: int | None
-    """The first committed offset; None if no batch is committed."""
-    end: int
-    rows: int
-    distinct: int
-    """Number of distinct records that have a row: `rows` minus `duplicates`."""
-    duplicates: int
-    gaps: int | None
-    """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
-    dead_letters: int
-    """Number of dead letters, including those of earlier topics with the same name."""
-    dropped: int = 0
-    """Number of records that the transform dropped, as counted by the commit records."""
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    stream: str
-    partitions: tuple[PartitionAudit, ...]
-    findings: tuple[Finding, ...]
-    batches: int
-    """Number of commit records read."""
-    window: Period | None = None
-    """The audited period; None if all commits were audited."""
-    by_key: bool = False
-    """Whether records change rows by key. If so, `rows` counts changes, and nothing is counted by offset."""
-    complete: bool = field(init=False)
-    """Whether all committed records were compared."""
-    clean: bool = field(init=False)
-    """Whether the audit is complete and found no error."""
-
-    def __post_init__(self) -> None:
-        complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)
-        object.__setattr__(self, "complete", complete)
-        object.__setattr__(self, "clean", complete and not self.wrong)
-
-    @property
-    def wrong(self) -> tuple[Finding, ...]:
-        return tuple(f for f in self.findings if f.kind.is_wrong)
-
-    def with_findings(self, more: Iterable[Finding]) -> Audit:
-        return replace(self, findings=(*self.findings, *more))
+"""Maps each table to the offsets in these spans whose records the route, as declared now, would write to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +71,6 @@ class _Run:
     signals: bool = True
     """Whether frazil signals complete windows of the table."""
 
-    def claims(self) -> Claims:
-        if self.window is None:
-            return claims(self.tables.journals, self.marker, self.table.metadata)
-        return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
-
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
         """Return the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
@@ -143,25 +80,26 @@ class _Run:
             RowSelection(topics, within),
             RowSelection(topics, within, branch=open_branch(self.marker.stream)),
         )
-        replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
+        replays = Replays.load(self.tables, self.table) if self.marker.routed is not None else Replays()
+        dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
         routed = routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
         found = gather(
             self.marker,
             claimed,
             rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
             tables="the route" if routed else "the table",
-            dead_letters=self.tally_dead_letters(claimed),
+            dead_letters=dead_letters,
             kafka=kafka,
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
-            former_dead_letters=self._former_dead_letters(claimed),
+            former_dead_letters=former_dead_letters,
         )
         if not routed:
             return found, notes
         own = self.tables.main.identifier, default
-        return found, (*notes, *unread_rows(routed), *self._of_tables(found, own, routed, claimed, replays))
+        return found, (*notes, *unread_rows(routed), *self._compare_tables(found, own, routed, claimed, replays))
 
-    def _of_tables(
+    def _compare_tables(
         self,
         evidence: tuple[Evidence, ...],
         default: tuple[str, Tallies],
@@ -169,7 +107,7 @@ class _Run:
         claimed: Claims,
         replays: Replays,
     ) -> Iterable[Finding]:
-        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed repeatedly."""
+        """Compare the rows of each table: by count, or with Kafka's records if an offset was committed repeatedly."""
         if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(counted_once, evidence)):
@@ -177,44 +115,36 @@ class _Run:
         if self.place is None:
             return not_counted(default[0], claimed)
         spans = {
-            (e.topic, e.partition): (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
+            e.topic_partition: (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
             for e in evidence
             if e.kafka and e.kafka.offsets
         }
         return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
 
-    def tally_dead_letters(self, claimed: Claims) -> Tallies:
+    def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
         """Tally the dead letters as they will be once the last published backfill or replay has ended.
 
-        Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
+        Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add. Also
+        returns the number of dead letters of earlier topics with the same names, by topic-partition.
         """
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
+        former = Counter[TopicPartition]()
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted, former=former)
+        if not any(claimed.former_offsets(ids).values()):
+            former.clear()
         own = self.tables.dead_letters.current().properties
         backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
         if backfill is None:
-            return dead_letters
+            return dead_letters, former
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
-            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)])
+            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)]), former
         settled = {
             tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
         }
-        return {
-            **dead_letters,
-            **{tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()},
-        }
-
-    def _former_dead_letters(self, claimed: Claims) -> Mapping[TopicPartition, int]:
-        """Return the number of dead letters of earlier topics with the same names, by topic-partition."""
-        ids = self.marker.source.topic_ids
-        if not any(claimed.former_offsets(ids).values()):
-            return {}
-        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        table = self.tables.dead_letters.current()
-        own, every = tally_rows(table, wanted), tally_rows(table, replace(wanted, topic_ids=None))
-        return {tp: of.rows - (own[tp].rows if tp in own else 0) for tp, of in every.items()}
+        left = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
+        return {**dead_letters, **left}, former
 
     def _topics(self, claimed: Claims) -> set[str]:
         return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
@@ -239,46 +169,42 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 ) -> Audit:
     """Read all evidence of one stream, compare it, and return the audit.
 
-    `drops_repeats` is whether the stream has dedupe, which drops repeats. `replayed_from_source` is whether the caller
-    compares the rows with Kafka's records, so that the number of dropped records is not needed. `named` are the tables
-    that the route names now.
+    `drops_repeats` is whether the stream has dedupe. With `replayed_from_source`, the caller compares the rows with
+    Kafka's records, so the number of dropped records is not needed. `named` are the tables that the route names now.
 
     Raises AdoptionRequired if the stream has no marker, KafkaUnavailable, and MarkerUnreadable.
 
-    The main table is read first, at one snapshot. Dead letters and commit records are written before the main table's
-    snapshot, and routed tables after it.
+    The main table is read first, at one snapshot. Dead letters and commit records are written before that snapshot, and
+    routed tables after it.
     """
     while True:
         table = tables.main.refresh()
-        marker = marker_of(tables, table)
+        marker = require_marker(tables, table)
         run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
-        claimed = run.claims()
-        before = _before(table, marker, claimed)
+        claimed = load_claims(tables.journals, marker, table.metadata, window)
+        before = _metadata_findings(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
-            return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed, declared=coordinates)))
+            return _build_audit(run, claimed, (), (*before, *_without_coordinates(run, claimed, declared=coordinates)))
         evidence, notes = run.evidence(claimed)
-        if not _replayed_meanwhile(run):
+        if not _has_new_replay(run):
             break
-    evidence = _with_other_claims(run, claimed, evidence, compare)
+    evidence = _add_other_claims(run, claimed, evidence, compare)
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop repeats that are not counted here
-        by_source = replayed_from_source
-        of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=by_source)
+        of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=replayed_from_source)
         notes = (*notes, *of_repeats)
-    return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
+    return _build_audit(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records alone, as far as that is possible.
+    """Compare an upsert stream with its commit records. For a period, and without coordinates, only its dead letters.
 
-    Returns the findings, and the number of rows that these commits have in the table; that number is None if rows were
-    not counted. For a period, and without coordinates, only dead letters are compared.
-
-    Returns None if a replay was published after `table` was loaded. The caller must then load the table again.
+    Returns the findings, and the number of these commits' rows in the table; None if rows were not counted. Returns
+    None alone if a replay was published after `table` was loaded. The caller must then load the table again.
     """
-    marker = marker_of(tables, table)
+    marker = require_marker(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
     by_offset = window is None and has_coordinates(table.schema())
     if by_offset:
@@ -286,23 +212,22 @@ def audit_changes(
         evidence, notes = run.evidence(claimed)
     else:
         compared, notes = compare_dead_letters, ()
-        evidence = gather(
-            marker, claimed, rows={}, dead_letters=run.tally_dead_letters(claimed), kafka={}, whole=window is None
-        )
-    if _replayed_meanwhile(run):
+        dead_letters, _ = run.tally_dead_letters(claimed)
+        evidence = gather(marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, whole=window is None)
+    if _has_new_replay(run):
         return None
-    evidence = _with_other_claims(run, claimed, evidence, compared)
+    evidence = _add_other_claims(run, claimed, evidence, compared)
     rows = sum(len(e.rows.seen) for e in evidence) if by_offset else None
     return (*notes, *(finding for each in evidence for finding in compared(each))), rows
 
 
-def marker_of(tables: StreamTables, table: Table) -> Marker:
+def require_marker(tables: StreamTables, table: Table) -> Marker:
     """Return the stream's marker in the table. Raises AdoptionRequired if it has none."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
             f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
-            f"`frazil run {tables.stream}` starts it"
+            f"Start the stream: `frazil run {tables.stream}`"
         )
     return marker
 
@@ -311,19 +236,16 @@ def standing_findings(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
     """Return findings that depend only on the table's metadata and commit records, not on its rows."""
-    changed = _changed(table, stream=marker.stream, window=window, signals=signals)
-    return (*_before(table, marker, claimed), *changed)
+    changed = _foreign_changes(table, stream=marker.stream, window=window, signals=signals)
+    return (*_metadata_findings(table, marker, claimed), *changed)
 
 
-def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
-    return (*_rolled_back(table, marker), *_gone(claimed, marker), *_lost(claimed, marker))
+def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+    return (*_rollback(table, marker), *_missing_commit_records(claimed, marker), *_skipped_ranges(claimed, marker))
 
 
-def _replayed_meanwhile(run: _Run) -> bool:
-    """Whether a replay was published while the audit ran.
-
-    If so, rows may be missing in the main table as the audit read it, although their dead letters are already removed.
-    """
+def _has_new_replay(run: _Run) -> bool:
+    """Whether a replay was published during the audit, so that rows of removed dead letters may seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -339,39 +261,35 @@ def _replayed_meanwhile(run: _Run) -> bool:
     )
 
 
-def _with_other_claims(
+def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Add the claims of all other times to the evidence of a period with errors, because a reset may explain the
-    errors.
-
-    They are also added if a topic was recreated, because its offsets occur in other rows too. Otherwise no records of
-    other times are read.
-    """
+    """Add the claims of all other times if the period has errors, which a reset may explain, or a recreated topic."""
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
     ):
         return evidence
-    return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)
+    return with_other_claims(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
-    """Whether a topic of the audited ranges was recreated: the marker or the oldest commit record has another id for
-    it.
-    """
+    """Whether the marker or the oldest commit record has another id for a topic of the audited ranges."""
     oldest = next(run.tables.journals.records(), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
     return any(source.topic_ids.get(topic, id_) != id_ for source in sources for topic, id_ in ids)
 
 
-def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window, signals=run.signals))
-    partitions = tuple(_numbers(e) for e in evidence)
+def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
+    findings = (
+        *findings,
+        *_foreign_changes(run.table, stream=run.marker.stream, window=run.window, signals=run.signals),
+    )
+    partitions = tuple(_count_partition(e) for e in evidence)
     return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
 
 
-def _numbers(e: Evidence) -> PartitionAudit:
+def _count_partition(e: Evidence) -> PartitionAudit:
     surplus = duplicates(e)
     return PartitionAudit(
         topic=e.topic,
@@ -387,39 +305,37 @@ def _numbers(e: Evidence) -> PartitionAudit:
     )
 
 
-def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
+def _rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
     if not is_rolled_back(table, marker, name=".".join(table.name())):
         return ()
-    stream = marker.stream
-    sentence = f"the table was rolled back behind the marker; `frazil reset {stream} --to table` re-reads what is gone"
-    return (Finding(FindingKind.ROLLED_BACK, 1, sentence, stream),)
+    sentence = (
+        "the table was rolled back to before the marker. To read the missing records again, run `frazil reset "
+        f"{marker.stream} --to table`"
+    )
+    return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
 
 
-def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+def _missing_commit_records(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     """Report missing or unreadable commit records. Records that `frazil forget` deleted are not an error."""
-    found = []
+    findings = []
     for path in claimed.gone:
         key = parse_key(path)
-        forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
-        found.append(
-            Finding(FindingKind.NOT_COMPARED if forgotten else FindingKind.RECORD_GONE, 1, sentence, marker.stream)
-        )
-    return tuple(found)
+        findings.append(Finding(kind, 1, sentence, marker.stream))
+    return tuple(findings)
 
 
-def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report ranges that the stream skipped because `source.on-gap` declares it. This is a note, not an error."""
-    sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
+def _skipped_ranges(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+    """Report ranges that the stream skipped, as `source.on-gap` declares: a note, not an error."""
+    sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
-def _changed(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
-    """Report commits of other programs that removed rows, found by their summaries.
-
-    This is a note: such commits reopen no window.
-    """
-    found = [
+def _foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
+    """Report commits of other programs that removed rows: a note, because such commits reopen no window."""
+    foreign = [
         snapshot
         for snapshot in ancestors(table.metadata)
         if (window is None or snapshot.timestamp_ms in window)
@@ -427,32 +343,26 @@ def _changed(table: Table, *, stream: str, window: Period | None, signals: bool)
         and snapshot.summary.operation in {Operation.OVERWRITE, Operation.DELETE}
         and not any(key.startswith("frazil.") for key in snapshot.summary.additional_properties)
     ]
-    if not found:
+    if not foreign:
         return ()
-    last, summary = found[0], found[0].summary
+    last, summary = foreign[0], foreign[0].summary
     rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
     sentence = (
-        f"{counted(len(found), 'commit')} of others deleted or overwrote rows; the last of them, snapshot "
+        f"{counted(len(foreign), 'commit')} of other programs deleted or overwrote rows; the last, snapshot "
         f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
         f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
-    return (Finding(FindingKind.CHANGED, len(found), sentence, stream),)
+    return (Finding(FindingKind.CHANGED, len(foreign), sentence, stream),)
 
 
 def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
-    """Compare the numbers of rows and committed records. This proves little if other streams write to the table, and is
-    impossible for a period.
-
-    `declared` is whether the declaration has coordinates although the table does not.
-    """
+    """Compare the numbers of rows and committed records. With `declared`, the declaration has coordinates."""
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:
-        sentence = (
-            f"the stream keeps no Kafka coordinates: it can only be counted as a whole, by `frazil audit {stream}`"
-        )
+        sentence = f"the stream stores no Kafka coordinates, so a period cannot be audited. Use `frazil audit {stream}`"
         return (Finding(FindingKind.NOT_COMPARED, claimed.batches, sentence, stream),) if claimed.batches else ()
-    tables = counted(len(claimed.routed), "table", "is|are")
-    sentence = f"of its route, {tables} not counted, because the stream keeps no Kafka coordinates"
+    tables = counted(len(claimed.routed), "routed table", "was|were")
+    sentence = f"{tables} not counted, because the stream stores no Kafka coordinates"
     notes = (Finding(FindingKind.NOT_COMPARED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
     others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))

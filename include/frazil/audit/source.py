@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from pyroaring import BitMap64
@@ -31,18 +32,16 @@ def ask_kafka(
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
     """Return the offsets that Kafka has of each claimed range, and findings about topics that cannot be compared.
 
-    A topic cannot be compared if its id, or the cluster, is no longer that of the marker. `dropped` returns the offsets
-    whose records a transform drops.
+    `dropped` returns the offsets whose records a transform drops.
     """
     with open_kafka(spec) as kafka:
-        found = kafka.describe()
-        first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
-        known, now = marker.source, found.identity
+        topics = kafka.describe()
+        first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
         notes = []
-        ranges: dict[TopicPartition, tuple[int, int]] = {}
-        current = claimed.of_topics(known.topic_ids)
+        ranges: dict[TopicPartition, Span] = {}
+        current = claimed.of_topics(marker.source.topic_ids)
         for tp in sorted(claimed.ranges):
-            if sentence := why_not_comparable(tp[0], known, now, spec):
+            if sentence := why_not_comparable(tp[0], marker.source, topics.identity, spec):
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
@@ -50,42 +49,40 @@ def ask_kafka(
             end = max((r.end for r in current[tp]), default=0)
             # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
-        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
+        truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
     tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
     by_transform = dropped(ranges)
-    found_in_kafka = {
-        tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp), by_transform.get(tp, BitMap64())) for tp in ranges
+    in_kafka = {
+        tp: InKafka(first.get(tp, 0), tallies[tp].seen, truncated.get(tp), by_transform.get(tp, BitMap64()))
+        for tp in ranges
     }
-    return found_in_kafka, tuple(notes)
+    return in_kafka, tuple(notes)
 
 
-def why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Return why Kafka's topic cannot be compared with the committed records; None if it can be compared."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
-    if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
+    if read.cluster_id == now.cluster_id and read.topic_ids.get(topic) == now.topic_ids.get(topic):
         return None
     return "the topic is not the one that was read: nothing is compared with Kafka"
 
 
-def cut_logs(
+def find_truncated_logs(
     kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which logs were truncated below the committed end. Leaves out truncations that an operator
-    accepted.
+    """Return the offsets at which logs were truncated below the committed end, unless an operator accepted it.
 
     Checks the last committed offset of each leader epoch, which covers all offsets before it. So the check also finds a
     log that was truncated long ago and has grown again since. The ranges must belong to the current topics.
     """
-    found = dict(
-        find_truncations(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)
-    )
-    reached: dict[TopicPartition, dict[int, int]] = {}
+    position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
+    found = dict(find_truncations(kafka, position, marker.leader_epochs))
+    reached = defaultdict[TopicPartition, Counter[int]](Counter)
     for tp, of in ranges.items():
         for r in of:
             if r.leader_epoch is not None:
-                ends = reached.setdefault(tp, {})
-                ends[r.leader_epoch] = max(r.end, ends.get(r.leader_epoch, 0))
+                reached[tp][r.leader_epoch] = max(r.end, reached[tp][r.leader_epoch])
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
     while left:
         requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}

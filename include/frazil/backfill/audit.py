@@ -10,9 +10,9 @@ from pyroaring import BitMap64
 
 from frazil.audit.ranges import CommittedRange
 from frazil.commit.journal import Journal
-from frazil.ingest.contract import Target
+from frazil.ingest.contract import StageResult, Target
 from frazil.offsets.spans import Spans, TopicPartition, merge_spans, offset_bitmap
-from frazil.offsets.tally import Tallies
+from frazil.offsets.tally import Tallies, offsets_in
 from frazil.spec.units import counted
 
 
@@ -21,16 +21,15 @@ def whole_ranges(
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the committed ranges whose records are all in the tables.
 
-    Such a range counts as complete: gaps that compaction and transactions leave in it must not look like missing
-    records.
+    The gaps that compaction and transactions leave in such a range must not look like missing records.
     """
-    found = defaultdict[TopicPartition, BitMap64](BitMap64)
+    complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
-        present = _offsets_in(tallies, tp)
+        present = _seen_in_any(tallies, tp)
         for r in claimed[tp]:
             if not r.selects and present.range_cardinality(r.start, r.end) >= r.records + r.rejected:
-                found[tp] |= offset_bitmap(r.start, r.end)
-    return found
+                complete[tp] |= offset_bitmap(r.start, r.end)
+    return complete
 
 
 def topic_generations(
@@ -47,7 +46,7 @@ def topic_generations(
 
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
-    """The records that a backfill staged on its branches, together with the records of the tables and of the source."""
+    """The records that a backfill staged, with the records of the tables and of the source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
@@ -55,46 +54,44 @@ class StagedRecords:
     elsewhere: tuple[Tallies, ...]
     """The rows and dead letters in the tables."""
     source: Mapping[TopicPartition, BitMap64] | None = None
-    """The records that Kafka or the files have in these ranges. None if an event-time filter selected only some
-    records.
-    """
+    """The source's records in these ranges; None if an event-time filter selected only some records."""
 
 
-def staged_spans(journals: Iterable[Journal]) -> Spans:
-    """Return the offsets that the chunks cover."""
-    return merge_spans((p.topic_partition, (p.start, p.end)) for j in journals for p in j.progress)
+def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
+    """Return the offsets that chunks or tasks cover."""
+    return merge_spans((p.topic_partition, (p.start, p.end)) for part in parts for p in part.progress)
 
 
 def count_landed_elsewhere(staged: StagedRecords) -> int:
     """Return the number of staged records that the tables now have too."""
-    own = {tp: _offsets_in((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
-    return sum(len(offsets & _offsets_in(staged.elsewhere, tp)) for tp, offsets in own.items())
+    own = {tp: _seen_in_any((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
+    return sum(len(offsets & _seen_in_any(staged.elsewhere, tp)) for tp, offsets in own.items())
 
 
 def find_problems(staged: StagedRecords) -> list[str]:
     """Return why the staged records must not be published, one sentence per reason; empty if they may be."""
-    found = []
+    problems = []
     for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
         ("dead letters", staged.dead_letters, sum(j.rejected for j in staged.journals)),
     ):
         rows, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
         if rows != count:
-            found.append(f"the branch has {rows:,} {name}, but its journals count {count:,}")
+            problems.append(f"the branch has {rows:,} {name}, but its journals count {count:,}")
         if copies:
-            found.append(f"{copies:,} {name} are on the branch more than once")
+            problems.append(f"{copies:,} {name} are on the branch more than once")
     dropped = Counter[TopicPartition]()
     for journal in staged.journals:
         dropped.update({p.topic_partition: p.dropped for p in journal.progress})
     for tp, offsets in (staged.source or {}).items():
-        lost = offsets - _offsets_in((staged.rows, staged.dead_letters), tp)
+        lost = offsets - _seen_in_any((staged.rows, staged.dead_letters), tp)
         if len(lost) != dropped[tp]:
             but = f" (its journals count {dropped[tp]:,} that the transform drops)" if dropped[tp] else ""
-            found.append(
+            problems.append(
                 f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}, the first at offset "
                 f"{lost.min() if lost else 0:,}"
             )
-    return found
+    return problems
 
 
 def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
@@ -104,14 +101,10 @@ def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Targe
     """
     for target, own in staged.items():
         for other in tables.keys() - {target}:
-            if found := sum(len(tally.seen & _offsets_in((tables[other],), tp)) for tp, tally in own.items()):
-                of = counted(found, "record")
-                yield f"{of} for table {target} landed in table {other}, from an earlier declaration of the route"
+            if rows := sum(len(tally.seen & offsets_in(tables[other], tp)) for tp, tally in own.items()):
+                records = counted(rows, "record")
+                yield f"{records} for table {target} landed in table {other}, from an earlier declaration of the route"
 
 
-def _offsets_in(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:
-    whole = BitMap64()
-    for tally in tallies:
-        if tp in tally:
-            whole |= tally[tp].seen
-    return whole
+def _seen_in_any(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:
+    return BitMap64.union(BitMap64(), *(offsets_in(tally, tp) for tally in tallies))

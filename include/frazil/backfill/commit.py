@@ -1,8 +1,8 @@
 """Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch on main in one commit.
 
-Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
-snapshot, or that the branch does not exist. The dead-letter table has such a branch too. The backfill is complete once
-its branch is published on main. Its dead letters are published after that, by the next run if this one is interrupted.
+Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts its snapshot, or
+that it does not exist. The dead-letter table has such a branch too. Publication on main completes the backfill. Its
+dead letters are published after that, by the next run if this one is interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import writer_for_older_files
+from frazil.backfill.audit import staged_spans
+from frazil.backfill.changes import backfill_summary, staged_files, writer_for_older_files
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import commit_to_routed_tables
 from frazil.backfill.rules import (
@@ -50,8 +51,8 @@ from frazil.commit.backfill_records import (
     topic_ids,
 )
 from frazil.commit.branch_end import BranchEnd, require_unchanged
-from frazil.commit.journal import Journal, Unusable
-from frazil.commit.late_rows import WINDOWS, windows_summary
+from frazil.commit.journal import Journal
+from frazil.commit.late_rows import windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGING_MODES
@@ -65,7 +66,7 @@ from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.supervision import record_action
 from frazil.ingest.contract import StagedFile, is_routed
-from frazil.offsets.spans import TopicPartition, merge_spans, spans_overlap
+from frazil.offsets.spans import TopicPartition, spans_overlap
 from frazil.spec.units import counted
 from frazil.table.tables import may_delete_files
 
@@ -76,7 +77,7 @@ BackfillStep = Callable[[Table, BackfillMarker | None], "BackfillMarker | Done[B
 
 @dataclass(slots=True)
 class BackfillCommitter:
-    """Commits one epoch of one backfill; each run has its own epoch."""
+    """Commits one epoch of one backfill. Each run has its own epoch."""
 
     tables: StreamTables
     own: StreamTables
@@ -89,20 +90,20 @@ class BackfillCommitter:
     ) -> BackfillCommitter:
         """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
 
-        No earlier epoch can commit afterwards. Raises `WriterBusy` if another backfill is open. Raises `Fenced` if
-        another backfill has just ended and its dead letters may not be published yet. Raises BackfillAbandoned if an
-        operator abandoned the backfill of the request's run, or the backfill with the id `continuing_id`.
+        No earlier epoch can commit afterwards. Raises WriterBusy if another backfill is open, and Fenced if another has
+        just ended, because its dead letters may not be published yet. Raises BackfillAbandoned if an operator abandoned
+        the backfill of the request's run, or the one with the id `continuing_id`.
         """
         ended = clear_ended(tables)
 
-        def begun(_: Table, found: BackfillMarker | None) -> BackfillMarker:
+        def begin_epoch(_: Table, found: BackfillMarker | None) -> BackfillMarker:
             if continuing_id:
                 check_not_abandoned(found, continuing_id)
             if found is not None and not found.is_open and found.id != ended:
                 raise Fenced(ended_during_start_message(found))
             return next_epoch(found, request)
 
-        backfill = _commit_marker(tables, tables.main, begun)
+        backfill = _commit_marker(tables, tables.main, begin_epoch)
         committer = cls(tables, _staging_tables(tables, backfill.id), backfill)
         _commit_marker(tables, tables.dead_letters, committer._fence_dead_letters)
         committer._settle()
@@ -117,19 +118,13 @@ class BackfillCommitter:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Write a chunk's journal, and commit the chunk to the branches.
-
-        Raises `Fenced`, and `StaleBatch` if the chunk's files no longer fit the table.
-        """
+        """Write a chunk's journal, and commit it. Raises Fenced, and StaleBatch if its files do not fit the table."""
         if not self.own.journals.put(journal):
             raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} exists already"))
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
-        """Record that all chunks are staged."""
-        staged = self._change(
-            self.tables.main, lambda backfill: dataclasses.replace(backfill, state=BackfillState.STAGED)
-        )
+        staged = self._change(self.tables.main, lambda found: dataclasses.replace(found, state=BackfillState.STAGED))
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
 
@@ -138,27 +133,28 @@ class BackfillCommitter:
     ) -> BackfillMarker:
         """Publish on main in one commit, which ends the backfill. The staged files are appended or merged.
 
-        The audit compared the staged records with snapshot `audited_at` of main, and found none of them there. Every
-        attempt checks that this is still true, and raises `StaleBatch` otherwise. With `read_to`, every attempt also
-        checks that the stream has not read further than these offsets, and raises `WriterBusy` otherwise.
+        The audit found none of the staged records in snapshot `audited_at` of main. Raises StaleBatch if that may have
+        changed, and WriterBusy if the stream has read further than `read_to`.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
         journals = self.journals()
-        files = tuple(f for j in journals for f in j.staged_for("main"))
         check = self._check_publishable(journals, audited_at, read_to)
-        summary = _summary(record, path)
-        writer = writer_for_older_files(self.tables, files)
-        if isinstance(writer, MergeWriter):
-            del summary[WINDOWS]  # the merge reports its own counts
+        writer = writer_for_older_files(self.tables, staged_files(journals, "main"))
+        merges = isinstance(writer, MergeWriter)
+        summary = {
+            **backfill_summary(record.backfill, "backfill"),
+            "frazil.records": str(record.backfill.records),
+            "frazil.rejected": str(record.backfill.rejected),
+            **({} if merges else windows_summary(record.late)),  # a merge reports its own counts
+            "frazil.commit-record": path,
+        }
         try:
             self.backfill = _publish(
                 self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
             )
         except CommitUnavailable as error:
-            if (self.backfill.replays or isinstance(writer, MergeWriter)) and isinstance(
-                error.__cause__, CommitFailedException
-            ):
+            if (self.backfill.replays or merges) and isinstance(error.__cause__, CommitFailedException):
                 raise CommitUnavailable(lost_races_message(self.backfill, str(error))) from error
             raise
         failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
@@ -167,10 +163,7 @@ class BackfillCommitter:
         return self.backfill
 
     def _add_to_history(self, what: str) -> None:
-        """Add an event of this backfill to the stream's history.
-
-        Events of replays are not added here: a replay is added when its dead letters leave the dead-letter table.
-        """
+        """Add an event to the stream's history. A replay is added when its dead letters leave their table instead."""
         if not self.backfill.replays:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
@@ -193,9 +186,9 @@ class BackfillCommitter:
         files: tuple[StagedFile, ...] = (),
     ) -> TableCommit[BackfillMarker]:
         def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-            mine = check_owned(found, self.backfill)
-            check_fit(table, files, mine)
-            return change(mine)
+            own = check_owned(found, self.backfill)
+            check_fit(table, files, own)
+            return change(own)
 
         # Changes are merged only by the publication; until then only their journal lists them.
         rows = tuple(file for file in files if file.content not in MERGING_MODES)
@@ -211,24 +204,22 @@ class BackfillCommitter:
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs. A journal whose offsets have been staged again is discarded."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
-            waiting = None if self.backfill.has(key) else self._entry(key)
-            if not isinstance(waiting, Journal):
+            if self.backfill.has(key):
                 continue
-            done = merge_spans((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
-            if spans_overlap(done, merge_spans((p.topic_partition, (p.start, p.end)) for p in waiting.progress)):
+            uuid = str(self.tables.main.current().metadata.table_uuid)
+            journal = self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
+            if not isinstance(journal, Journal):
+                continue
+            if spans_overlap(staged_spans(self.journals()), staged_spans([journal])):
                 self.own.journals.void(key)
             else:
-                self._commit(waiting, planned=self.backfill.planned)
+                self._commit(journal, planned=self.backfill.planned)
         _sweep(self.own, self.backfill)
-
-    def _entry(self, key: BatchKey) -> Journal | Unusable:
-        uuid = str(self.tables.main.current().metadata.table_uuid)
-        return self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def _check_publishable(
         self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
     ) -> Callable[[Table], None]:
-        files = [f for j in journals for f in j.staged_for("main")]
+        files = staged_files(journals, "main")
 
         def check(table: Table) -> None:
             check_fit(table, files, self.backfill)
@@ -279,25 +270,12 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     return commit_snapshot(handle, propose, (written, end), retry_policy=tables.retry_policy)
 
 
-def _summary(record: BackfillRecord, path: str) -> dict[str, str]:
-    # Not `frazil.stream`, which marks the live stream's own batches.
-    return {
-        "frazil.operation": "backfill",
-        "frazil.backfill": record.backfill.id,
-        "frazil.backfill-stream": record.backfill.stream,
-        "frazil.records": str(record.backfill.records),
-        "frazil.rejected": str(record.backfill.rejected),
-        **windows_summary(record.late),
-        "frazil.commit-record": path,
-    }
-
-
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
     """End an open backfill: remove its branches and everything that it staged.
 
-    `by` is the operator who abandons the backfill; in that case, no run starts it again. `by` is None if a run drops
-    its own backfill. Returns the backfill in its final state: it may have been published, or abandoned by another
-    operator. Raises FrazilError, without any change, if another backfill has begun since.
+    If an operator abandons the backfill (`by`), no run starts it again; `by` is None if its own run drops it. Returns
+    the backfill in its final state, which may also be published. Raises FrazilError, without any change, if another
+    backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -309,15 +287,11 @@ def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = 
 
 
 def _add_to_history(tables: StreamTables, sentence: str) -> None:
-    """Append a sentence to the stream's history."""
     record_action(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the stream's backfill or replay that is open, or whose dead letters are not published yet; else None.
-
-    Changes nothing.
-    """
+    """Return the stream's backfill or replay that is open, or whose dead letters are not published yet; else None."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
         return backfill if backfill and backfill.is_open else None
@@ -326,54 +300,41 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def clear_ended(tables: StreamTables) -> str | None:
-    """Finish the cleanup of the last backfill: publish its dead letters, and delete leftover files.
-
-    Returns the backfill's id; None if there was no backfill, or if it is still open.
-    """
+    """Publish the dead letters of the last backfill, and delete leftover files. Returns its id, if one has ended."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
-    _clear(tables, backfill)
-    return backfill.id
-
-
-def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
     own = _staging_tables(tables, backfill.id)
     if backfill.state is BackfillState.PUBLISHED:
         settle_published(tables, backfill)
         _sweep(own, backfill)
-        return
+        return backfill.id
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
     if may_delete_files(tables.main.current().properties):  # otherwise another table may share the branch's files
         _sweep(own, dataclasses.replace(backfill, batches={}))
     folder = backfill_folder(tables.journals, backfill.id)
     tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
+    return backfill.id
 
 
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Finish a backfill or a replay after its publication on the default table.
 
     First, the routed tables get their rows. Then one commit to the dead-letter table marks the backfill as published
-    there, and removes the branch. For a backfill, this commit adds the rejected records. For a replay, it removes the
-    dead letters that became rows, and adds the new error to the others. Finally, files that no table needs are deleted.
+    there, and removes the branch. A backfill's commit adds the rejected records. A replay's commit removes the dead
+    letters that became rows, and adds the new error to the others. Finally, files that no table needs are deleted.
     """
     own_chunks = chunks(tables.journals, backfill)
-    rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
+    rejected = staged_files(own_chunks, "dead-letters")
     found = _load_backfill(tables.dead_letters, tables.stream)
     if found is not None and found.id == backfill.id and found.is_open:
         commit_to_routed_tables(tables, backfill, own_chunks)
-        operation = "backfill"
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
             record, ids = load_record(tables.journals, backfill), topic_ids(own_chunks)
             again = read_new_errors(tables.dead_letters.current(), rejected)
-            operation = "replay"
             written = RowChangeWriter(replayed_change(backfill.stream, record.replayed, ids, again))
-        summary = {
-            "frazil.operation": operation,
-            "frazil.backfill": backfill.id,
-            "frazil.backfill-stream": backfill.stream,
-        }
+        summary = backfill_summary(backfill, "replay" if backfill.replays else "backfill")
         _publish(tables, tables.dead_letters, found, written=written, summary=summary)
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
     copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []
@@ -399,10 +360,7 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    """Return the tables with the backfill's own folders and journals.
-
-    The live stream's sweep does not delete files in them.
-    """
+    """Return the tables with the backfill's own folders and journals, which the live stream's sweep leaves alone."""
     return dataclasses.replace(
         tables,
         stream=staging_stream(tables.stream, backfill_id),
@@ -442,8 +400,7 @@ def _drop(
 ) -> BackfillMarker | None:
     """Mark the backfill as abandoned, and remove its branch and snapshots. Must run before their files are deleted.
 
-    If the backfill's own run dropped it earlier, only `by`, the operator who abandons it now, is added. Returns the
-    stream's last backfill; None if there is none.
+    If its own run dropped it earlier, only adds the operator who abandons it now. Returns the stream's last backfill.
     """
     end = BranchEnd(branch_name(tables.stream))
 

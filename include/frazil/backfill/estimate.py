@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from frazil.backfill.audit import staged_spans
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.marker import BatchKey
 from frazil.commit.target import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
-from frazil.offsets.spans import merge_spans
 from frazil.spec.units import counted
 
 
@@ -27,15 +27,13 @@ class Estimate:
     """Number of requested offsets that the table already has, or that are known to have no record."""
     max_records: int
     records: int
-    """Estimated number of rows. It is below `max_records` if records are filtered by event time, or if Kafka has
-    gaps.
-    """
+    """Estimated number of rows, below `max_records` if event times are filtered or Kafka has gaps."""
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Number of table partitions to which the sample belongs. The backfill writes to at least as many."""
+    """Number of table partitions of the sample. The backfill writes to at least as many."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -45,9 +43,7 @@ class Estimate:
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     """Count the missing records, and estimate the other numbers from a sample. Changes nothing in the tables."""
     results = list(_stage_sample(backfill, plan)) if plan.spans else []
-    read = backfill.source.max_records(
-        merge_spans((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
-    )
+    read = backfill.source.max_records(staged_spans(results))
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
     files = [f for r in results for f in r.files if f.target == "main"]
@@ -74,28 +70,29 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     )
 
 
-def estimate_sentences(found: Estimate, *, stream: str) -> list[str]:
+def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
     """Return the output of a dry run, one sentence per line."""
     what = (
-        f"records in {counted(found.source_files, 'file')} ({found.source_bytes:,} bytes)"
-        if found.source_files
+        f"records in {counted(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
+        if dry_run.source_files
         else "offsets"
     )
-    if not found.requested:
-        where = "the files have" if found.source_files else "Kafka has"
+    if not dry_run.requested:
+        where = "the files have" if dry_run.source_files else "Kafka has"
         return [f"Stream {stream}: nothing is missing; {where} no records in this range before the stream's position."]
-    if not found.max_records:
-        return [f"Stream {stream}: none of the {found.requested:,} requested {what} is missing."]
+    if not dry_run.max_records:
+        return [f"Stream {stream}: none of the {dry_run.requested:,} requested {what} is missing."]
     missing = (
-        f"Stream {stream}: {found.max_records:,} of {found.requested:,} {what} are missing, in "
-        f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are already in the table."
+        f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {what} are missing, in "
+        f"{counted(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are already in the table."
     )
     size = (
-        f"The backfill would add about {counted(found.records, 'row')} and {counted(found.rejected, 'dead letter')}: "
-        f"{found.bytes:,} bytes in {counted(found.files, 'file')} or more, staged in {counted(found.chunks, 'chunk')}."
+        f"The backfill would add about {counted(dry_run.records, 'row')} and "
+        f"{counted(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in {counted(dry_run.files, 'file')} or "
+        f"more, staged in {counted(dry_run.chunks, 'chunk')}."
     )
     touched = (
-        f"A sample of {counted(found.sampled, 'record')} falls into {counted(found.partitions, 'partition')} of "
+        f"A sample of {counted(dry_run.sampled, 'record')} falls into {counted(dry_run.partitions, 'partition')} of "
         "the table, so at least that many partitions change."
     )
     return [missing, size, touched]
@@ -111,10 +108,7 @@ def _stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResul
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the table's average bytes per record; if the table is empty, the sample's.
-
-    The table is preferred because small files consist mostly of footers.
-    """
+    """Return the table's average bytes per record, or the sample's, in which footers weigh more, if it is empty."""
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

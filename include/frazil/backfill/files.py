@@ -48,7 +48,7 @@ class FileIndex:
     records: Mapping[TopicPartition, BitMap64]
 
     def files_around(self, tp: TopicPartition, offset: int) -> str:
-        """Return the names of up to three files whose offset range for the topic-partition includes an offset."""
+        """Name the first files that have a range of the topic-partition around an offset."""
         around = (
             f.path
             for f in self.files
@@ -66,7 +66,7 @@ class FileSource:
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """Always False, because files may have records that compaction removed from the topic before the stream read it."""
+    """False, because files may have records that compaction removed from the topic before the stream read it."""
 
     @classmethod
     def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
@@ -80,10 +80,7 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with a fingerprint of these files.
-
-        Raises SpecError if the request already has a fingerprint of other files.
-        """
+        """Return the request with a fingerprint of these files. Raises SpecError if it has that of other files."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
@@ -95,10 +92,7 @@ class FileSource:
 
     @cached_property
     def index(self) -> FileIndex:
-        """The index of all files. They are scanned on first use.
-
-        Raises SpecError if a file cannot be used, or if a record occurs more than once.
-        """
+        """The index of all files. Raises SpecError if a file cannot be used, or if a record occurs more than once."""
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
         files = tuple(_scan(info, io, self.schema, tallies) for info in self.files)
@@ -121,8 +115,7 @@ class FileSource:
     def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return one offset span per topic-partition that contains the files' records.
 
-        Raises SpecError if the stream has not read these offsets yet; for a replay of dead letters, raises StaleBatch
-        instead.
+        Raises SpecError if the stream has not read these offsets yet; StaleBatch for a replay of dead letters.
         """
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
@@ -158,14 +151,14 @@ class FileSource:
         return plan.chunks_of_records(spans, self.index.records, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        cut = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
-        return [StageTask(index, offset_ranges(piece)) for index, piece in enumerate(cut)]
+        pieces = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
+        return [StageTask(index, offset_ranges(piece)) for index, piece in enumerate(pieces)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task for the whole sample, so that each file is read only once."""
-        places = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
-        found = [plan.first_records(place, self.index.records, limit=MAX_SAMPLE_OFFSETS) for place in places]
-        return [StageTask(0, tuple(r for place in found for r in offset_ranges(place)))]
+        points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
+        samples = (plan.first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
+        return [StageTask(0, tuple(r for sample in samples for r in offset_ranges(sample)))]
 
     def context(self, context: StageContext) -> StageContext:
         return dataclasses.replace(context, kafka={}, files=self.index.files)
@@ -186,15 +179,12 @@ def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPart
                 tallies[tp].add(offsets)
                 lowest, end = bounds.get(tp, (offsets[0], 0))
                 bounds[tp] = int(min(lowest, offsets[0])), int(max(end, offsets[-1] + 1))
-    found = tuple(OffsetRange(*tp, *span) for tp, span in sorted(bounds.items()))
-    return RecordFile(info.path, info.bytes, info.modified_ms, found)
+    ranges = tuple(OffsetRange(*tp, *span) for tp, span in sorted(bounds.items()))
+    return RecordFile(info.path, info.bytes, info.modified_ms, ranges)
 
 
 def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """List the readable files below a folder. If `location` is a file, returns only this file.
-
-    Skips hidden files, because they may be incomplete.
-    """
+    """List the readable files below a folder, or one file. Skips hidden files, because they may be incomplete."""
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]

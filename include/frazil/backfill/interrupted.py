@@ -14,9 +14,7 @@ from frazil.table.branches import head_of
 from frazil.timetext import ago
 
 QUIET_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
-"""Minimum age of the last commit for reporting a backfill of another host. Its process cannot be checked from this
-host.
-"""
+"""Minimum age of the last commit for reporting a backfill of another host, whose process cannot be checked."""
 
 
 def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
@@ -27,10 +25,7 @@ def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int
 
 
 def interrupted(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
-    """Return why an open backfill makes no progress, and what to do.
-
-    Returns None if it may be in progress, or if it is to stay on its branch.
-    """
+    """Return why an open backfill makes no progress, and what to do; None if it may, or is to stay on its branch."""
     if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
         return None
     ways = f"run the same command again, or `frazil backfill {last.stream} --abandon`"

@@ -1,4 +1,7 @@
-"""Defines and validates the request of a backfill, in the same way for the form, the API and the command."""
+"""Defines and validates the request of a backfill, in the same way for the form, the API and the command.
+
+Loads neither PyIceberg nor Spark, because DAG files load this module when they are parsed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, fiel
 
 from frazil.errors import SpecError
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.model import STREAM_NAME
+from frazil.spec.formats import envelope_of
+from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.values import Model
 from frazil.timetext import parse_moment, utc
 
@@ -34,35 +38,27 @@ class BackfillRequest(Model):
     from_offsets: OffsetsByTopic | None = None
     to_offsets: OffsetsByTopic | None = None
     from_event_time: UtcMoment | None = None
-    """Rows outside this range are left out. Records that cannot be decoded are left out too, because they have no event
-    time.
-    """
+    """Rows outside this range are left out, and records that cannot be decoded, because these have no event time."""
     to_event_time: UtcMoment | None = None
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """The selection of dead letters to replay, as text; `files` is then a copy of these dead letters.
-
-    Published dead letters leave the dead-letter table. None for any other backfill.
-    """
+    """The selection of dead letters to replay, as text; `files` is then a copy of them. None for a backfill."""
     listing: str | None = None
-    """The fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
+    """Fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
-    """`branch` keeps the audited records on their branch until a run with `table` publishes them."""
+    """`branch` keeps the audited records on a branch until a run with `table` publishes them."""
     chunk_records: int = Field(1_000_000, gt=0)
     """Approximate number of records staged and committed at once. An interruption loses at most this work."""
     run: str | None = None
-    """The caller, such as an Airflow run. After an operator abandons the caller's backfill, the caller cannot start it
-    again.
-    """
+    """The caller, such as an Airflow run. It cannot start its backfill again after an operator abandons it."""
 
     @model_validator(mode="after")
-    def _bounds_make_sense(self) -> Self:
+    def _check_bounds(self) -> Self:
         for which in ("from", "to"):
             if getattr(self, f"{which}_time") and getattr(self, f"{which}_offsets") is not None:
-                raise ValueError(
-                    f"{which}-time and {which}-offsets both set where the backfill {_VERBS[which]}: give only one"
-                )
+                where = "begins" if which == "from" else "ends"
+                raise ValueError(f"{which}-time and {which}-offsets both set where the backfill {where}: give only one")
         if self.files and any((self.from_time, self.to_time, self.from_offsets, self.to_offsets)):
             raise ValueError(
                 "files cannot be combined with Kafka's times or offsets: give only one; event times may be added"
@@ -76,7 +72,7 @@ class BackfillRequest(Model):
 
     @field_validator("files")
     @classmethod
-    def _is_absolute(cls, files: str | None) -> str | None:
+    def _check_absolute(cls, files: str | None) -> str | None:
         if files and not files.startswith("/") and "://" not in files:
             raise ValueError(
                 f"{files!r} is neither an absolute path nor a URI, so its meaning would depend on the host"
@@ -95,14 +91,11 @@ class BackfillRequest(Model):
         if self.from_event_time is None and self.to_event_time is None:
             return None
         begin, end = self.from_event_time, self.to_event_time
-        return (_us(begin) if begin else -(2**63), _us(end) if end else 2**63 - 1)
+        return (_microseconds(begin) if begin else -(2**63), _microseconds(end) if end else 2**63 - 1)
 
     def offset_bounds(self, which: Literal["from", "to"]) -> dict[TopicPartition, int]:
         given = (self.from_offsets if which == "from" else self.to_offsets) or {}
         return {(topic, partition): offset for topic, of in given.items() for partition, offset in of.items()}
-
-
-_VERBS = {"from": "begins", "to": "ends"}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
@@ -114,8 +107,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
         return BackfillRequest.model_validate({k: v for k, v in raw.items() if v not in (None, "", {})})
     except ValidationError as error:
         problems = [
-            f"{''.join(f'{part}: ' for part in ['.'.join(map(str, e['loc']))] if part)}"
-            f"{e['msg'].removeprefix('Value error, ')}"
+            ": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, "))))
             for e in error.errors()
         ]
         raise SpecError(f"this backfill cannot be run: {'; '.join(problems)}") from None
@@ -124,7 +116,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
 def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
     """Check that the range does not lie entirely in the future. Raises SpecError."""
     begin = request.from_time
-    if begin is not None and _us(begin) > now_ms * 1000:
+    if begin is not None and _microseconds(begin) > now_ms * 1000:
         raise SpecError(
             f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now {utc(now_ms)}). "
             "Kafka has no such records yet, and the stream itself will read them"
@@ -132,8 +124,42 @@ def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
 
 
 def _utc_text(moment: datetime) -> str:
-    return utc(_us(moment) // 1000)
+    return utc(_microseconds(moment) // 1000)
 
 
-def _us(moment: datetime) -> int:
+def _microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def has_backfill(spec: StreamSpec) -> bool:
+    return spec.coordinates
+
+
+def deletes_rows(spec: StreamSpec) -> bool:
+    """Return whether records of the stream can delete rows."""
+    return spec.mode == "upsert" and (spec.delete is not None or envelope_of(spec.source.format) is not None)
+
+
+def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
+    """Check that a backfill of a stream that deletes rows reads all later records. Raises SpecError.
+
+    Otherwise it could restore rows that a later record deleted, because the table does not record deletes.
+    """
+    bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
+    given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
+    if given and deletes_rows(spec) and not request.dead_letters:
+        raise SpecError(
+            f"stream {spec.name!r} deletes rows, and the table does not record deleted rows: with {', '.join(given)}, "
+            "a backfill could restore rows that a later record deleted. Nothing was changed. Give only from-time or "
+            "from-offsets; the backfill then reads everything up to the stream's position"
+        )
+
+
+def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
+    """Check that rows have Kafka coordinates. `table_has` is whether the table has the columns. Raises SpecError."""
+    if not (spec.coordinates and table_has):
+        where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
+        raise SpecError(
+            f"stream {spec.name!r} does not store Kafka coordinates ({where}), so frazil cannot determine which "
+            "records its table has. Backfills of the stream and replays of its dead letters are not possible"
+        )

@@ -2,8 +2,7 @@
 
 The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait in files next
 to the journals. Each routed table gets its rows in one commit that also records the backfill in the table's properties,
-so the rows are committed only once. After that, a replay removes its dead letters from the dead-letter table, and a
-backfill adds its dead letters to it.
+so the rows are committed only once. Only then does the dead-letter table change.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collections.abc import Collection, Iterable
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import writer_for_older_files
-from frazil.backfill.rules import continue_command
+from frazil.backfill.changes import backfill_summary, writer_for_older_files
+from frazil.backfill.rules import continue_command, require_own_marker
 from frazil.commit.backfill_marker import (
     BackfillMarker,
     has_backfill_rows,
@@ -35,7 +34,6 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.commit.waiting_files import rewrite_files
 from frazil.errors import (
-    AdoptionRequired,
     CommitUnavailable,
     Fenced,
     RouteBehind,
@@ -83,9 +81,9 @@ class BackfillRoute:
                     raise
                 continue
             break
-        found = cls(tables, routed)
-        found._check_tables_exist()
-        return found
+        opened = cls(tables, routed)
+        opened._check_tables_exist()
+        return opened
 
     def make(self, values: Collection[str]) -> None:
         """Create tables for new route values, up to the route's limit, as a writer does."""
@@ -97,31 +95,20 @@ class BackfillRoute:
             target, reason = min(self.routed.absent.items())
             raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
-    def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """Return the chunk's staging context with the route's targets added.
-
-        Files for routed tables are staged in the waiting folder, next to the journals.
-        """
-        placed = self.routed.placed(context, key)
-        folder, io = own.waiting_folder(key), placed.main.io
-        waits = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in placed.targets.items() if is_routed(t)}
-        return dataclasses.replace(placed, targets={**placed.targets, **waits})
+    def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
+        """Return the chunk's context with the route's targets, whose files are staged in the waiting folder."""
+        context = self.routed.add_targets(context, key)
+        folder, io = own.waiting_folder(key), context.main.io
+        routed = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in context.targets.items() if is_routed(t)}
+        return dataclasses.replace(context, targets={**context.targets, **routed})
 
 
 def _settled_marker(tables: StreamTables) -> Marker:
-    """Return the default table's marker once every routed table has the same batches.
-
-    Raises RouteBehind on a timeout.
-    """
+    """Return the default table's marker once every routed table has the same batches. Raises RouteBehind."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
-        default_marker = tables.marker()
-        if default_marker is None:
-            raise AdoptionRequired(
-                f"stream {tables.stream!r} has no marker, so frazil cannot determine which records are its own. Start "
-                f"the stream first: `frazil run {tables.stream}`"
-            )
+        default_marker = require_own_marker(tables.stream, tables.marker(), what="records")
         behind = tables_behind(tables, default_marker)
         if not behind:
             return default_marker
@@ -137,10 +124,7 @@ def _refusal_message(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Collect the offsets of the rows that are staged for each routed table.
-
-    `table` is the default table, whose storage has these rows.
-    """
+    """Collect the offsets of each routed table's staged rows, from the storage of the default table `table`."""
     waiting = _waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
@@ -155,11 +139,10 @@ def _waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
     """Commit the rows of a published backfill to the routed tables that do not have them yet.
 
-    Rows that an operator discarded are left out. If a table cannot take its rows, all other tables are tried first, and
-    then CommitUnavailable is raised.
+    Leaves out rows that an operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
     """
-    gone = given_up(tables.journals, backfill.id)
-    waiting = {target: files for target, files in _waiting_files(journals).items() if target not in gone}
+    discarded = given_up(tables.journals, backfill.id)
+    waiting = {target: files for target, files in _waiting_files(journals).items() if target not in discarded}
     reason = behind = ""
     for target, files in sorted(waiting.items()):
         try:
@@ -168,8 +151,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
             raise
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.info("the commit to table %s failed", target, exc_info=True)
-            behind = target
-            reason = error_text(error)
+            behind, reason = target, error_text(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
@@ -189,12 +171,8 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
     written = rewrite_files(tables, table, files, target, folder=folder)
     writer = writer_for_older_files(tables, written)
-    summary = {
-        "frazil.operation": "replay" if backfill.replays else "backfill",
-        "frazil.backfill": backfill.id,
-        "frazil.backfill-stream": backfill.stream,
-        "frazil.records": str(sum(file.records for file in written)),
-    }
+    summary = backfill_summary(backfill, "replay" if backfill.replays else "backfill")
+    summary["frazil.records"] = str(sum(file.records for file in written))
 
     def propose(table: Table) -> Done[None] | Change[None]:
         if has_backfill_rows(table.metadata.properties, backfill):
@@ -214,10 +192,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
 
 
 def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun, which would mean that all tables already have these rows.
-
-    Raises Fenced.
-    """
+    """Check that no later backfill has begun: if so, all tables already have these rows. Raises Fenced."""
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
         raise Fenced(

@@ -1,4 +1,4 @@
-"""Checks for a backfill, mostly run before each of its commit attempts, and its error messages. Pure."""
+"""Checks for a backfill, mostly before each of its commit attempts, and its error messages. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
 
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker. Raises AdoptionRequired without one, because a backfill only reads offsets before the
-    marker.
-    """
+    """Return the marker, which bounds the offsets of a backfill. Raises AdoptionRequired without a marker."""
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}, and a backfill reads only offsets "
@@ -34,15 +32,12 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
     return marker
 
 
-def require_own_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, which identifies the stream's own dead letters.
-
-    Raises AdoptionRequired if the marker does not exist.
-    """
+def require_own_marker(stream: str, marker: Marker | None, *, what: str = "dead letters") -> Marker:
+    """Return the marker, which identifies what belongs to the stream. Raises AdoptionRequired without a marker."""
     if marker is None:
         raise AdoptionRequired(
-            f"stream {spec.name!r} has no marker, so frazil cannot determine which dead letters are its own. Start the "
-            f"stream first: `frazil run {spec.name}`"
+            f"stream {stream!r} has no marker, so frazil cannot determine which {what} are its own. Start the stream "
+            f"first: `frazil run {stream}`"
         )
     return marker
 
@@ -52,7 +47,8 @@ def check_no_replay(backfill: BackfillMarker | None) -> None:
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
-            f"until the replay has ended. If it was interrupted, finish it with `frazil dlq replay {backfill.stream}`"
+            "until the replay has ended. If the replay was interrupted, finish it with `frazil dlq replay "
+            f"{backfill.stream}`"
         )
 
 
@@ -60,13 +56,13 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
     """Check that no backfill is open before a replay of dead letters begins. Raises WriterBusy."""
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
-            f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish it, or end it with "
-            f"`frazil backfill {backfill.stream} --abandon`, before you replay dead letters"
+            f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish the backfill, or end it "
+            f"with `frazil backfill {backfill.stream} --abandon`, before you replay dead letters"
         )
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the marker of the request's backfill in its next epoch: of the open backfill, or else of a new one.
+    """Return the marker of the open backfill, or of a new one, in its next epoch.
 
     Raises WriterBusy if a backfill for another request is open, and BackfillAbandoned as `check_wanted` does.
     """
@@ -75,9 +71,8 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
     if backfill is None or not backfill.is_open:
         wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
         new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
-        return dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ()).owned_by(
-            epoch, request.run
-        )
+        new = dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ())
+        return new.owned_by(epoch, request.run)
     if backfill.digest != request.digest:
         check_no_replay(backfill)
         raise WriterBusy(
@@ -89,42 +84,28 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
 
 
 def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
-    """Check that no operator abandoned the backfill of this run. Raises BackfillAbandoned.
-
-    `found` is the stream's last backfill.
-    """
+    """Check that no operator abandoned the backfill of this run. `found` is the last one. Raises BackfillAbandoned."""
     if found is not None and run is not None and run in found.abandoned_runs:
-        raise BackfillAbandoned(
-            _abandoned_message(
-                f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
-            )
-        )
+        what = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
+        raise BackfillAbandoned(_abandoned_message(what))
 
 
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
-    """Check that no operator abandoned the backfill with this id. Raises BackfillAbandoned.
-
-    `found` is the stream's last backfill.
-    """
+    """Check that no operator abandoned this backfill. `found` is the stream's last one. Raises BackfillAbandoned."""
     if found is not None and found.id == backfill_id and found.abandoned_by:
-        operation = "the replay of dead letters" if found.replays else "backfill"
-        raise BackfillAbandoned(
-            _abandoned_message(f"{found.abandoned_by} abandoned {operation} {found.id} of stream {found.stream!r}")
-        )
+        what = f"{found.abandoned_by} abandoned the {operation(found)} {found.id} of stream {found.stream!r}"
+        raise BackfillAbandoned(_abandoned_message(what))
 
 
 def _abandoned_message(what: str) -> str:
     return (
-        f"{what}: none of its rows were published, and it is not restarted automatically. To run it after all, trigger "
-        "a new run, or run the command again"
+        f"{what}: its rows were not published, and it does not restart by itself. To run it after all, trigger a new "
+        "run, or run the command again"
     )
 
 
 def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
-    """Check that this epoch still owns the backfill, and return its current marker.
-
-    Raises `Fenced` if not, or BackfillAbandoned if an operator abandoned the backfill.
-    """
+    """Return the current marker. Raises Fenced if this epoch no longer owns the backfill, and BackfillAbandoned."""
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
         now = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
@@ -145,6 +126,10 @@ def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
     )
 
 
+def operation(backfill: BackfillMarker) -> str:
+    return "replay of dead letters" if backfill.replays else "backfill"
+
+
 def continue_command(backfill: BackfillMarker) -> str:
     """Return the command that continues a backfill or a replay."""
     return f"frazil {'dlq replay' if backfill.replays else 'backfill'} {backfill.stream}"
@@ -159,62 +144,45 @@ def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
 
 
 def read_further_message(backfill: BackfillMarker) -> str:
-    """Return the message for a backfill whose stream has read more records since they were staged.
-
-    Only relevant for a stream that deletes rows.
-    """
+    """Return the message for a backfill of a stream that deletes rows and has read more records since the staging."""
     return (
-        f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. "
-        "These may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "
+        f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. They "
+        "may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "
         f"{backfill.stream}`, run the backfill again to stage the rest, then run `frazil resume {backfill.stream}`"
     )
 
 
 def ended_during_start_message(backfill: BackfillMarker) -> str:
     """Return the message for a run that started while another backfill or replay was ending."""
-    operation = "replay of dead letters" if backfill.replays else "backfill"
     return (
-        f"another {operation} of stream {backfill.stream!r}, {backfill.id}, ended while this command was starting (it "
-        f"is {backfill.state}). This command changed nothing: run it again"
+        f"another {operation(backfill)} of stream {backfill.stream!r}, {backfill.id}, ended while this command was "
+        f"starting (it is {backfill.state}). This command changed nothing: run it again"
     )
 
 
 def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
-    """Return the message for an operator who tries to abandon a backfill that has already ended.
-
-    `last` is the stream's last backfill.
-    """
-    operation = "replay of dead letters" if backfill.replays else "backfill"
-    now = (
-        f"The stream's last {operation} is {last.id} ({last.state})"
-        if last
-        else f"The table no longer records any {operation}"
-    )
+    """Return the message for abandoning a backfill that has already ended. `last` is the stream's last backfill."""
+    what = operation(backfill)
+    now = f"The stream's last {what} is {last.id} ({last.state})" if last else f"The table no longer records any {what}"
     return (
-        f"nothing was changed: the {operation} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. "
-        f"To see whether {backfill.id} was published, open *What happened* on the page"
+        f"nothing was changed: the {what} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. To see "
+        f"whether {backfill.id} was published, open *What happened* on the page"
     )
 
 
 def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], backfill: BackfillMarker) -> None:
-    """Check that the table still has the schema and partition spec for which the files were staged.
-
-    Raises StaleBatch.
-    """
+    """Check that the table still has the files' schema and partition spec. Raises StaleBatch."""
     if not files_fit(table.metadata, files):
         raise StaleBatch(
-            f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has; it is "
+            f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has, and is "
             "staged again"
         )
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the staged files match the declared mode. Raises StaleBatch.
-
-    The files must be files to be merged if, and only if, the mode merges.
-    """
+    """Check that the staged files are to be merged if, and only if, the declared mode merges. Raises StaleBatch."""
     if any((file.content in MERGING_MODES) != merges for file in files):
-        raise StaleBatch(f"backfill {backfill.id} was staged when the stream was declared with another mode")
+        raise StaleBatch(f"backfill {backfill.id} was staged for another mode than stream {backfill.stream!r} has now")
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 from pyiceberg.table import Table
-from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
@@ -25,12 +24,11 @@ from frazil.audit.claims import Claims, claims
 from frazil.audit.routed import Replays, routed_rows
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import StagedRecords, staged_spans
-from frazil.backfill.changes import no_longer_dead_letters, offsets_without_dead_letters, tally_merged
+from frazil.backfill.changes import no_longer_dead_letters, offsets_without_dead_letters, staged_files, tally_merged
 from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
-from frazil.backfill.eligible import check_coordinates, check_request, deletes_rows
 from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing_spans
-from frazil.backfill.request import BackfillRequest, check_not_ahead
+from frazil.backfill.request import BackfillRequest, check_coordinates, check_not_ahead, check_request, deletes_rows
 from frazil.backfill.routes import BackfillRoute, tally_routed
 from frazil.backfill.rules import (
     check_declared,
@@ -39,7 +37,7 @@ from frazil.backfill.rules import (
     read_further_message,
     require_marker,
 )
-from frazil.backfill.source import KafkaSource, RecordSource
+from frazil.backfill.source import KafkaSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.backfill_records import chunks as staged_chunks
@@ -66,9 +64,7 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of offset spans, because each is read separately. If there are more, it is faster to delete the rows
-between them first and then read one long span.
-"""
+"""Maximum number of offset spans. Each is read separately, so reading more would be slow."""
 MAX_ATTEMPTS = 3
 
 
@@ -78,7 +74,7 @@ class BackfillPlan:
 
     spans: Spans
     requested: int
-    """Number of requested offsets in Kafka, or of records in files. Includes offsets that the tables already have."""
+    """Number of requested offsets in Kafka, or of records in files, including those that the tables already have."""
     source: SourceIdentity
 
 
@@ -87,9 +83,9 @@ class _AuditResult:
     """Results of an audit that the publishing commit needs."""
 
     at: int
-    """The id of the snapshot of main with which the staged records were compared; -1 if main had none."""
+    """The id of main's snapshot with which the staged records were compared; -1 if main had none."""
     replayed: Tallies = field(default_factory=dict)
-    """The offsets of records that the publication of a replay turns into rows or changes; empty for a backfill."""
+    """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables."""
     read_to: Mapping[TopicPartition, int] | None = None
@@ -102,9 +98,9 @@ class Backfill:
 
     request: BackfillRequest
     opened: OpenStream
-    source: RecordSource
+    source: KafkaSource | FileSource
     route: BackfillRoute | None = None
-    """The stream's route. None if it has none, and for a reader, which plans and estimates without the route."""
+    """The stream's route; None without a route, and for a reader, which plans and estimates without it."""
     epoch: int = 0
     """The last epoch that this run began; 0 if none."""
     backfill_id: str = ""
@@ -116,11 +112,11 @@ class Backfill:
 
     def last(self) -> BackfillMarker | None:
         """Return the marker of this request's backfill; None if the stream's last backfill was for another request."""
-        found = _last_backfill(self.opened)
-        return found if found and found.digest == self.request.digest else None
+        last = _load_backfill(self.opened)
+        return last if last and last.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
-        """Find the missing records. Records that the open backfill `last` has staged are left out. Changes nothing.
+        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing.
 
         Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
         AdoptionRequired, TopicRecreated, KafkaUnavailable.
@@ -135,52 +131,45 @@ class Backfill:
         staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
-            held.append(self._not_dead_letters(wanted, marker.source))
+            held.append(offsets_without_dead_letters(wanted, self._tally_dead_letters(wanted, marker.source)))
         if not self._by_dead_letters:
             *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
             whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
             exact = self.source.holding(missing_spans(wanted, union([*held, *map(seen_offsets, rows)])))
-            if _span_count(exact) <= MAX_SPANS or not self._drops_reread_rows(table):
-                return BackfillPlan(self._check_span_count(exact), self.source.max_records(wanted), identity)
+            if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
+                return self._build_plan(exact, wanted, identity)
         left = self.source.holding(missing_spans(wanted, union(held)))
-        return BackfillPlan(self._check_span_count(left), self.source.max_records(wanted), identity)
+        return self._build_plan(left, wanted, identity)
 
-    def _check_span_count(self, left: Spans) -> Spans:
-        if _span_count(left) > MAX_SPANS:
+    def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
+        if sum(map(len, left.values())) > MAX_SPANS:
             raise SpecError(
                 f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
                 f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
                 "range first"
             )
-        return left
+        return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Return whether `dedupe` would drop every row that is read again.
-
-        This requires that all rows have an event time.
-        """
+        """Return whether `dedupe` would drop every row that is read again, because all rows have an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """Return the context for staging a chunk.
-
-        The chunk's dead letters are not in the dead-letter table before the publication, so the plan must not count
-        them as present.
-        """
+        """Return the context for staging a chunk."""
         properties = executors_kafka_properties(self.spec, os.environ)
         context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
         if self.route:
-            context = self.route.placed(context, tables, key)
+            context = self.route.add_targets(context, tables, key)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch.
+        """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
 
-        Returns None if nothing was staged. Raises StaleBatch if the stream was reset or the table changed: the staged
-        records are then dropped, and the next run starts over. Raises BackfillAbandoned if an operator abandoned the
-        backfill, and FrazilError if the audit fails.
+        Raises StaleBatch if the stream was reset or the table changed: the staged records are then dropped, and the
+        next run starts over. Raises BackfillAbandoned if an operator abandoned the backfill, and FrazilError if the
+        audit fails.
         """
         self.check_wanted()
         last = self.last()
@@ -213,10 +202,7 @@ class Backfill:
         raise AssertionError
 
     def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
-        """Begin the next epoch of the backfill, or a new backfill.
-
-        Raises the same errors as `BackfillCommitter.begin`.
-        """
+        """Begin the next epoch of the backfill, or a new backfill. Raises as `BackfillCommitter.begin` does."""
         continuing_id = last.id if last and last.is_open else None
         self.backfill_id = continuing_id or self.backfill_id
         committer = BackfillCommitter.begin(self.opened.tables, self.request, continuing_id=continuing_id)
@@ -224,17 +210,14 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop the staged records, because they have become unusable. Raises the same errors as `check_wanted`."""
+        """Drop the staged records, because they have become unusable. Raises as `check_wanted` does."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if an operator abandoned this run's backfill.
-
-        Earlier attempts of the run count too.
-        """
-        last = _last_backfill(self.opened)
+        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt."""
+        last = _load_backfill(self.opened)
         check_not_abandoned(last, self.backfill_id)
         check_wanted(last, self.request.run)
 
@@ -249,7 +232,7 @@ class Backfill:
         return table, marker
 
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
-        for topic in {tp[0] for tp in wanted}:
+        for topic in _topics(wanted):
             if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
                 raise SpecError(
                     f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
@@ -260,13 +243,11 @@ class Backfill:
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Collect the offsets in the tables: rows on main, rows of open windows, rows of routed tables, and dead
-        letters.
+        """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters.
 
-        Rows of an upsert stream are left out, because later records may have replaced them. A replay leaves out two
-        more things. It leaves out the dead letters, because it reads them. It also leaves out offsets that a deleted
-        topic of the same name had, because rows there may be of other records. Raises RouteBehind if a routed table
-        cannot be read.
+        Leaves out rows of an upsert stream, because later records may have replaced them. For a replay, also leaves out
+        the dead letters, which it reads, and offsets of a deleted topic of the same name, whose rows may be of other
+        records. Raises RouteBehind if a routed table cannot be read.
         """
         if self.request.dead_letters:
             claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
@@ -274,43 +255,33 @@ class Backfill:
         dead_letters: Tallies = {} if self.request.dead_letters else self._tally_dead_letters(spans, marker.source)
         if self.spec.mode == "upsert":
             return (dead_letters,)
-        wanted = RowSelection({topic for topic, _ in spans}, spans)
-        rows = (
-            tally_rows(table, wanted),
-            tally_rows(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
-        )
+        wanted = RowSelection(_topics(spans), spans)
+        open_windows = dataclasses.replace(wanted, branch=open_branch(self.spec.name))
+        rows = (tally_rows(table, wanted), tally_rows(table, open_windows))
         return (*rows, *self._tally_routed(table, marker, spans, claimed).values(), dead_letters)
 
     def _tally_routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> dict[Target, Tallies]:
-        """Collect the offsets of routed tables' rows, including waiting rows.
-
-        Raises RouteBehind if a table cannot be read.
-        """
+        """Collect the offsets of routed tables' rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
         tables, named = self.opened.tables, {*self.spec.route.tables.values()} if self.spec.route else ()
         claimed = claimed or claims(tables.journals, marker, table.metadata)
-        replays = Replays.of(tables, table)
-        found = routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
-        if problems := [f"{one.target}: {one.problem}" for one in found if one.problem]:
+        replays = Replays.load(tables, table)
+        routed = routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
+        if problems := [f"{one.target}: {one.problem}" for one in routed if one.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
                 f"{problems[0]}"
             )
-        return {one.renamed or one.target: one.rows for one in found}
+        return {one.renamed or one.target: one.rows for one in routed}
 
     def _tally_dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Collect the offsets of the stream's dead letters. For a replay, discarded dead letters are left out."""
-        requested = RowSelection(
-            {topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name
-        )
-        wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
+        counts_discarded = not self.request.dead_letters
+        wanted = RowSelection(_topics(spans), spans, source.topic_ids, self.spec.name, discarded=counts_discarded)
         return tally_rows(self.opened.tables.dead_letters.refresh(), wanted)
-
-    def _not_dead_letters(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
-        return offsets_without_dead_letters(spans, self._tally_dead_letters(spans, source))
 
     @property
     def _merges_records(self) -> bool:
@@ -324,14 +295,12 @@ class Backfill:
 
     @property
     def _skips_records(self) -> bool:
-        """Whether records may change no row, such as events without a row change, or deletes for route values without a
-        table.
-        """
+        """Whether records may change no row: events without a row change, or deletes for values without a table."""
         deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Run the audit. If it fails because an operator abandoned the backfill, raise BackfillAbandoned instead."""
+        """Run the audit. Raises BackfillAbandoned instead if the audit fails because the backfill was abandoned."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -341,16 +310,15 @@ class Backfill:
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Compare the staged records with main, the journals and the source. Raises FrazilError if the audit fails.
+        """Compare the staged records with main, the journals and the source.
 
-        Raises StaleBatch if some of the records are in the tables by now.
+        Raises FrazilError if the audit fails, and StaleBatch if some of the records are in the tables by now.
         """
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)
-        files = [f for journal in journals for f in journal.staged_for("main")]
-        check_declared(files, merges=self._merges_records, backfill=committer.backfill)
-        branch = RowSelection({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
+        check_declared(staged_files(journals, "main"), merges=self._merges_records, backfill=committer.backfill)
+        branch = RowSelection(_topics(spans), spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
         default = merge_tallies([tally_rows(table, branch), tally_merged(table, journals)])
         rows = merge_tallies([default, *routed.values()])
@@ -393,8 +361,7 @@ class Backfill:
         return _AuditResult(at, read_to=self._read_to(committer.backfill, marker))
 
     def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the stream's position if it must not change before the publication, because records delete rows; else
-        None.
+        """Return the position that must not change before the publication, because records delete rows; else None.
 
         Raises WriterBusy if some records before this position are not staged.
         """
@@ -405,10 +372,7 @@ class Backfill:
         return marker.offsets
 
     def _late_rows(self) -> dict[int, int]:
-        """Count the rows on the branch by window start (us since 1970).
-
-        The publication reopens complete windows among these.
-        """
+        """Count the rows on the branch by window start (us since 1970), to reopen complete windows."""
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))
         if head is None or self.spec.window is None:
@@ -422,11 +386,11 @@ class Backfill:
         return dict(sorted(counts.items()))
 
 
-def _span_count(spans: Spans) -> int:
-    return sum(map(len, spans.values()))
+def _topics(spans: Spans) -> set[str]:
+    return {topic for topic, _ in spans}
 
 
-def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
+def _load_backfill(opened: OpenStream) -> BackfillMarker | None:
     return read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
 
 
@@ -436,8 +400,7 @@ def open_backfill(
 ) -> Iterator[Backfill]:
     """Open the request's stream and source. With `read_only`, nothing is changed.
 
-    Raises SpecError if the table or the files do not exist, the errors of `check_coordinates`, `check_request` and
-    `check_not_ahead`, and, unless `read_only`, those of `BackfillRoute.open`.
+    Raises SpecError if the table or the files do not exist, and the errors of the checks and of `BackfillRoute.open`.
     """
     check_coordinates(spec)
     check_request(spec, request)

@@ -28,7 +28,7 @@ def run(
 ) -> BackfillMarker | None:
     """Stage, audit and publish a backfill. Returns None if no record is missing. Calls `on_chunk` after each chunk.
 
-    Starts over if the stream was reset. Stages the remaining records if the stream has read further.
+    Starts over if the stream was reset, and stages the remaining records if the stream has read further.
     """
     for attempt in range(MAX_ATTEMPTS):
         try:
@@ -53,8 +53,7 @@ def stage(
     - OffsetGap: Kafka's retention deleted planned records.
     """
     backfill.check_wanted()
-    # Must come first: the dead letters of a published backfill may not be committed yet, and would look like missing
-    # records.
+    # First, because dead letters of a published backfill that are not committed yet would look like missing records.
     clear_ended(backfill.opened.tables)
     last = backfill.last()
     plan = None if last and last.is_open else backfill.plan()
@@ -64,25 +63,25 @@ def stage(
         committer = backfill.begin(last)
         if plan is None or backfill.request.dead_letters:  # dead letters may be discarded until the replay begins
             plan = backfill.plan(committer.backfill)
-        for done in _chunks(backfill, engine, committer, plan):
+        for done in _stage_chunks(backfill, engine, committer, plan):
             on_chunk(done)
         return committer.mark_staged()
     except StaleBatch:
         backfill.drop()
         raise
-    except FileNotFoundError:  # abandoning a backfill deletes its files, also those that no journal names yet
+    except FileNotFoundError:  # abandoning a backfill deletes its files, even those that no journal names yet
         backfill.check_wanted()
         raise
 
 
-def _chunks(
+def _stage_chunks(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, plan: BackfillPlan
 ) -> Iterator[BackfillMarker]:
     chunks = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
     planned = committer.backfill.chunks + len(chunks)
     logged: set[str] = set()
     for spans in chunks:
-        journal, results = _chunk(backfill, engine, committer, spans, plan)
+        journal, results = _stage_chunk(backfill, engine, committer, spans, plan)
         log_notices(results, logged)
         done = committer.commit(journal, planned=planned)
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
@@ -90,16 +89,13 @@ def _chunks(
 
 
 def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
-    """Log each notice of the tasks once, such as that a slower way of reading was used.
-
-    `logged` has the notices that were already logged; new ones are added to it.
-    """
+    """Log each notice of the tasks that is not in `logged`, such as of a slower way of reading, and add it there."""
     for notice in sorted({notice for result in results for notice in result.notices} - logged):
         log.warning("%s", notice)
         logged.add(notice)
 
 
-def _chunk(
+def _stage_chunk(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
     """Stage one chunk, and then check that the source still has the planned topics."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from frazil.audit.declared import audit as audit_declared
-from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.run import Audit
+from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.cli.options import DurationText, MomentText, stream_options
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
 from frazil.commit.period import Period, last_period, period_between

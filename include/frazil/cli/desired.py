@@ -40,7 +40,7 @@ def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
         names = [spec.name for spec in application.streams] if application else [stream]
         stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
-            DesiredStore.for_application(stream).resume(by=current_user(), reason=reason)
+            DesiredStore(stream, None).resume(by=current_user(), reason=reason)
         output.end(
             streams={
                 name: {"desired": store.read(), "on-every-host": store.is_with_table} for name, store in stores.items()

@@ -12,7 +12,7 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import find_unfinished
-from frazil.backfill.eligible import check_coordinates
+from frazil.backfill.request import check_coordinates
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import MomentText, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress

@@ -15,7 +15,7 @@ from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_line
 from frazil.doctor import host
 from frazil.doctor.finding import Check, Finding, State, findings
-from frazil.doctor.streams import clocks_of, connections, declarations
+from frazil.doctor.streams import connections, declarations, stream_clocks
 
 SIGNS = {
     State.OK: ("✓", "green"),
@@ -52,7 +52,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
         **({"ports": Check(partial(host.ports, default_ports, used_ports))} if default_ports else {}),
         "declarations": Check(lambda: declared),
         "connections": Check(partial(connections, streams), within_s=180),
-        "clock": Check(partial(clocks_of, streams), within_s=60),
+        "clock": Check(partial(stream_clocks, streams), within_s=60),
         "api server": Check(host.api_servers),
         "airflow": Check(partial(host.airflow, streams_folder, environment), within_s=host.WITHIN_S),
     }

@@ -36,9 +36,9 @@ from frazil.maintenance.tables import (
 from frazil.spec.last_valid import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
-from frazil.status.missing import missing_tables
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
+from frazil.status.table import missing_tables
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import load_stream_table

@@ -38,7 +38,7 @@ from frazil.operations.resetting import carry_out_reset, compute_moves, conseque
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, fetch_available, target_offsets
 from frazil.table.branches import live_rows
 from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
@@ -88,9 +88,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
                 f"stream {stream!r} has no marker in table {spec.table.identifier}, so nothing can be reset. Its first "
                 f"start begins at source.start; if the table has rows already, run `frazil adopt {stream}` first"
             )
-        now = available_now(kafka, seen.marker)
+        now = fetch_available(kafka, seen.marker)
         try:
-            target = target_of(choice, seen=seen, now=now, kafka=kafka)
+            target = target_offsets(choice, seen=seen, now=now, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = compute_moves(spec, target, seen=seen, now=now)

@@ -23,8 +23,14 @@ from frazil.commit.waiting_files import load_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import DroppedTable, behind_default_table, recreate_table, route_has, value_of_dropped
-from frazil.stream.routed_tables import is_in_the_place
+from frazil.stream.dropped_tables import (
+    DroppedTable,
+    behind_default_table,
+    dropped_table_value,
+    recreate_table,
+    route_may_include,
+)
+from frazil.stream.routed_tables import is_foreign_table
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
@@ -150,9 +156,9 @@ def _give_up(  # noqa: PLR0913
 ) -> bool:
     """Give up the waiting rows of one table, if the user confirms. Returns False if no rows waited for it."""
     _check_routed(opened, default_marker, found, table)
-    is_routed, exists = route_has(opened.spec, opened.tables, table), _exists(opened, table)
+    is_routed, exists = route_may_include(opened.spec, opened.tables, table), _exists(opened, table)
     if is_routed and not exists:
-        value_of_dropped(opened.spec, opened.tables, table)  # raises an error before anything is printed
+        dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
     rows = found.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
     if not rows and _is_settled(opened, default_marker, found, table, exists=exists):
         waiting = found.backfill_for(table)
@@ -172,7 +178,7 @@ def _give_up(  # noqa: PLR0913
     try:
         if not exists:
             recreate_table(opened.spec, opened.tables, table)
-        elif is_in_the_place(opened.spec, opened.tables, table):
+        elif is_foreign_table(opened.spec, opened.tables, table):
             following.give_up_waiting_rows(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
             output.say(
@@ -195,7 +201,7 @@ def _is_settled(opened: OpenStream, default_marker: Marker, found: _Differences,
     """Whether a table agrees with the default table, or was given up before. Called only if no rows wait for it."""
     if table in found.stopped:
         return False
-    if not exists or is_in_the_place(opened.spec, opened.tables, table):
+    if not exists or is_foreign_table(opened.spec, opened.tables, table):
         return _was_given_up(opened, table)
     metadata = opened.tables.handle(table).current().metadata
     try:

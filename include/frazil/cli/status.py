@@ -23,7 +23,7 @@ from frazil.spec.application import find_application
 from frazil.spec.last_valid import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.derive import exit_words, reset_words
+from frazil.status.derive import describe_exit, describe_reset
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import stream_state
@@ -210,7 +210,9 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "table": one.table,
         "state": str(one.state),
         "desired": (one.desired or "unknown") + why,
-        "writer": reset_words(one, now_ms=now_ms) if one.reset_since_end else _writer_text(one.writer, now_ms=now_ms),
+        "writer": describe_reset(one, now_ms=now_ms)
+        if one.reset_since_end
+        else _writer_text(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
         **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
@@ -244,4 +246,4 @@ def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.ended_at_ms is None:
         why = full_disk(home()) or "it may have been killed"
         return f"{writer.state}, and why is not recorded: {why}" if writer.has_ended else writer.state
-    return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"
+    return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"

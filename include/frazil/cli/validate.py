@@ -54,8 +54,8 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if connect:
         from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only if needed
 
-        connections = Connections.of(streams)
-    errors += [fault.said for fault in connections.faults] if connections else []
+        connections = Connections.check(streams)
+    errors += [fault.problem for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
         errors.append(f"and {more:,} more; fix these first")

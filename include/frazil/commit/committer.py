@@ -47,7 +47,7 @@ from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.partitions.watermark import watermark_us
+from frazil.partitions.completeness import watermark_us
 
 
 class Committer:

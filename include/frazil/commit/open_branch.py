@@ -25,7 +25,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from frazil.commit.marker import Marker, open_branch
 from frazil.errors import SchemaIncompatible, StaleBatch
 from frazil.ingest.contract import StagedFile
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from frazil.table.branches import head_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -52,21 +52,16 @@ class DeadLetter:
 
 
 def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[ReasonCount]:
-    """Count the selected dead letters by day and reason, sorted by both.
-
-    Reads four narrow columns, one file at a time.
-    """
-    found: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
-    wanted = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
-    for rows in read_dead_letters(
-        table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")
-    ):
+    """Count the selected dead letters by day and reason, sorted by both."""
+    counts: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
+    aggregates = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
+    columns = ("error_class", "rejected_at", "replays", "discarded_at")
+    for rows in read_dead_letters(table, selection.row_filter(spec), columns):
         days = rows.append_column("day", rows["rejected_at"].cast(pa.date32()))
-        for one in days.group_by(["day", "error_class"]).aggregate(wanted).to_pylist():
-            found[one["day"], one["error_class"]].update(
-                dead_letters=one["count_all"], replayed=one["replays_count"], discarded=one["discarded_at_count"]
-            )
-    return sorted(ReasonCount(*key, of["dead_letters"], of["replayed"], of["discarded"]) for key, of in found.items())
+        for one in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
+            counts[one.pop("day"), one.pop("error_class")].update(one)
+    names = ("count_all", "replays_count", "discarded_at_count")
+    return sorted(ReasonCount(*key, *(of[name] for name in names)) for key, of in counts.items())
 
 
 def read_samples(
@@ -74,20 +69,18 @@ def read_samples(
 ) -> list[DeadLetter]:
     """Return the first `limit` of the selected dead letters, ordered by topic, partition and offset.
 
-    Reads only the coordinates of the other dead letters. Raises SpecError if `decrypt` is set and the secret does not
-    match.
+    Raises SpecError if `decrypt` is set and the secret does not match.
     """
     row_filter = selection.row_filter(spec)
-    places = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
-    if places is None:
+    coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
+    if coordinates is None:
         return []
     columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
-    found = _first_rows(
-        read_dead_letters(table, f"{row_filter} and {_files_filter(places)}", (*columns, *headers)), limit
-    )
-    return [] if found is None else list(_parse_rows(found, spec, decrypt=decrypt))
+    row_filter = f"{row_filter} and {_files_filter(coordinates)}"
+    rows = _first_rows(read_dead_letters(table, row_filter, (*columns, *headers)), limit)
+    return [] if rows is None else list(_parse_rows(rows, spec, decrypt=decrypt))
 
 
 def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
@@ -99,12 +92,12 @@ def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
     return first
 
 
-def _files_filter(places: pa.Table) -> str:
-    """Return a selective row filter, which lets the scan skip files."""
-    partitions = ", ".join(map(str, sorted({*places["kafka_partition"].to_pylist()})))
-    offsets = places["kafka_offset"].to_pylist()
+def _files_filter(coordinates: pa.Table) -> str:
+    """Return a row filter with which the scan skips files."""
+    partitions = ", ".join(map(str, sorted({*coordinates["kafka_partition"].to_pylist()})))
+    offsets = coordinates["kafka_offset"].to_pylist()
     return (
-        f"{topics_filter({*places['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
+        f"{topics_filter({*coordinates['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
         f"and kafka_offset >= {min(offsets)} and kafka_offset <= {max(offsets)}"
     )
 
@@ -112,19 +105,23 @@ def _files_filter(places: pa.Table) -> str:
 def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[DeadLetter]:
     unseal = unsealer_of(spec)
 
-    def shown(value: bytes | None, place: str) -> str | None:
+    def text(value: bytes | None, place: str) -> str | None:
         return _format_bytes(unseal(value, place) if decrypt else value)
 
     for row in rows.to_pylist():
         place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
+        headers: dict[str, list[str | None]] = {}
+        for header in row.get("headers") or ():
+            value = text(header["value"], place(header_part(header["name"])))
+            headers.setdefault(header["name"], []).append(value)
         yield DeadLetter(
             where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
             rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
             reason=row["error_class"],
             error=row["error"],
-            key=shown(row["key"], place("key")),
-            value=shown(row["value"], place("value")),
-            headers=_parse_headers(row.get("headers"), place, shown),
+            key=text(row["key"], place("key")),
+            value=text(row["value"], place("value")),
+            headers=headers,
             replays=row["replays"] or 0,
             discarded=_discard_text(row),
         )
@@ -134,16 +131,6 @@ def _discard_text(row: dict[str, Any]) -> str | None:
     if (moment := row["discarded_at"]) is None:
         return None
     return f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}"
-
-
-def _parse_headers(
-    of: list[dict[str, Any]] | None, place: Callable[[str], str], shown: Callable[[bytes | None, str], str | None]
-) -> dict[str, list[str | None]]:
-    found: dict[str, list[str | None]] = {}
-    for header in of or ():
-        text = shown(header["value"], place(header_part(header["name"])))
-        found.setdefault(header["name"], []).append(text)
-    return found
 
 
 def _format_bytes(value: bytes | None) -> str | None:

@@ -43,9 +43,8 @@ class Mark:
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     """Mark the selected dead letters in one commit, and return the number of newly marked dead letters.
 
-    Dead letters rejected after the selection was read are not marked. Dead letters that a published replay turned into
-    rows of the default table but has not removed yet are not marked either. Raises WriterBusy while a replay of the
-    stream is under way.
+    Leaves out dead letters that a published replay turned into rows but has not removed yet. Raises WriterBusy while a
+    replay of the stream is under way.
     """
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
@@ -55,10 +54,10 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
         dead_letters = _without_replayed(opened, dead_letters, decided)
     if not dead_letters:
         return 0
-    meant = choose_dead_letters(opened.spec.name, dead_letters)
+    is_selected = choose_dead_letters(opened.spec.name, dead_letters)
     change = RowChange(
         offset_spans(dead_letters),
-        lambda rows: meant(rows) & rows["discarded_at"].is_null().to_numpy(),
+        lambda rows: is_selected(rows) & rows["discarded_at"].is_null().to_numpy(),
         lambda rows: _add_mark(rows, mark),
         wanted=("discarded_at",),
     )
@@ -69,7 +68,6 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
         "frazil.discarded-by": mark.by,
         "frazil.reason": mark.reason[:200],
     }
-
     branch = branch_name(opened.spec.name)
 
     def propose(table: Table) -> Done[int] | Change[int]:
@@ -83,7 +81,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
 
 
 def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
-    """Return the dead letters, except those that this published replay turned into rows of the default table."""
+    """Leave out the dead letters that this replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
@@ -96,9 +94,9 @@ def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "
-            "none was discarded. Wait until the replay has ended. If it was interrupted, finish it with `frazil dlq "
-            f"replay {backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard "
-            "the dead letters"
+            "none was discarded. Wait until the replay has ended. If the replay was interrupted, finish it with "
+            f"`frazil dlq replay {backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. "
+            "Then discard the dead letters"
         )
 
 

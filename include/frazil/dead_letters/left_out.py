@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 import pyarrow as pa
-from pyiceberg.table import Table
 
 from frazil.audit.claims import claims
 from frazil.backfill.rules import require_own_marker
@@ -34,9 +33,7 @@ class LeftOut(StrEnum):
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """Rows of an upsert may come from a former topic of the same name, whose offsets do not show which change is
-    newer.
-    """
+    """The record is of a former topic of the same name, whose offsets do not show which change is newer."""
 
 
 _SENTENCES: Mapping[LeftOut, str] = {
@@ -56,47 +53,37 @@ _SENTENCES: Mapping[LeftOut, str] = {
 
 def left_out_sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
     """Return one sentence for each reason found."""
-
-    def said(reason: LeftOut, count: int) -> str:
-        is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
-        what = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
-        return f"{counted(count, 'dead letter')} of stream {stream} {what}."
-
-    return [said(reason, found[reason]) for reason in LeftOut if found.get(reason)]
+    sentences = []
+    for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOut):
+        if count:
+            is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
+            what = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
+            sentences.append(f"{counted(count, 'dead letter')} of stream {stream} {what}.")
+    return sentences
 
 
 def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
     """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired as a replay does."""
-    marker, former = load_own_marker(opened), former_ends(opened)
-    return _count(opened.tables.dead_letters.current(), opened.spec, marker, former, selection)
+    marker, former, spec = load_own_marker(opened), former_ends(opened), opened.spec
+    columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
+    counts: Counter[LeftOut] = Counter()
+    for rows in read_dead_letters(opened.tables.dead_letters.current(), selection.row_filter(spec), columns):
+        counts.update(filter(None, left_out_reasons(rows, marker, former, omits=may_omit_records(spec))))
+    return counts
 
 
 def load_own_marker(opened: OpenStream) -> Marker:
     """Return the stream's marker. Raises AdoptionRequired if the stream has no marker."""
-    return require_own_marker(opened.spec, opened.tables.marker())
+    return require_own_marker(opened.spec.name, opened.tables.marker())
 
 
 def former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
-    """Return the offset after the last record of former topics of the name, for an upsert. Reads all commit records."""
+    """Return the end offsets of an upsert's former topics of the same name. Reads all commit records."""
     if opened.spec.mode != "upsert":
         return {}
     marker = load_own_marker(opened)
     claimed = claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
     return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
-
-
-def _count(
-    table: Table, spec: StreamSpec, marker: Marker, former: Mapping[TopicPartition, int], selection: Selection
-) -> Counter[LeftOut]:
-    columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
-    found: Counter[LeftOut] = Counter()
-    for rows in read_dead_letters(table, selection.row_filter(spec), columns):
-        found.update(
-            reason
-            for reason in left_out_reasons(rows, marker, former, omits=may_omit_records(spec))
-            if reason is not None
-        )
-    return found
 
 
 def may_omit_records(spec: StreamSpec) -> bool:
@@ -107,10 +94,7 @@ def may_omit_records(spec: StreamSpec) -> bool:
 def left_out_reasons(
     rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
 ) -> list[LeftOut | None]:
-    """Return why each dead letter is left out; None if the dead letter is replayed. Pure.
-
-    The column `value` is read only with `may_omit_records`.
-    """
+    """Return why each dead letter is left out; None if it is replayed. Only `omits` requires the column `value`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [

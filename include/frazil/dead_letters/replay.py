@@ -6,7 +6,6 @@ which records land, and when their dead letters leave the dead-letter table.
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 import uuid
@@ -19,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, find_unfinished
-from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.files import FileSource
-from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
 from frazil.backfill.routes import BackfillRoute
 from frazil.backfill.rules import check_no_backfill, check_wanted
 from frazil.backfill.run import Backfill
@@ -51,17 +49,15 @@ class ReplayResult:
 
     backfill: str
     landed: int
-    """Number of dead letters that became rows or were merged, including stale changes and changes without effect."""
+    """Number of dead letters that became rows or were merged, including changes without effect."""
     failed: int
     """Number of dead letters that the current declaration rejects too."""
     interrupted: bool = False
     """Whether an earlier command began the replay, with that command's selection."""
     given_up: int = 0
-    """Number of dead letters that were removed without a row, because an operator discarded the rows of a table outside
-    the route.
-    """
+    """Number of dead letters removed without a row, because an operator discarded a routed table's rows."""
     repeated: int = 0
-    """Number of dead letters that were removed without a row, because they repeat a row, for a stream with dedupe."""
+    """Number of dead letters removed without a row, because `dedupe` drops repeats."""
 
 
 NOTHING_DONE = ReplayResult("", 0, 0)
@@ -85,21 +81,21 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     check_no_backfill(last)
     if last and last.replays:
         if last.is_open:
-            finished = _run(opened, parse_request({**last.request, "run": run}))
+            finished = _run_replay(opened, parse_request({**last.request, "run": run}))
         else:
             clear_ended(opened.tables)  # routed tables may get their rows only now
             finished = _replay_result(opened, last)
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
-    folder = f"{_folder(opened)}/{uuid.uuid4().hex}"
-    if _copy(opened, selection, folder):
+    folder = f"{_copies_folder(opened)}/{uuid.uuid4().hex}"
+    if _copy_dead_letters(opened, selection, folder):
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection), run=run)
-        done.append(_run(opened, request))
+        done.append(_run_replay(opened, request))
     return tuple(filter(None, done))
 
 
-def _run(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
+def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
     own_epoch, backfill = _last_epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh(), opened.spec)
@@ -123,11 +119,11 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     tables, rows = opened.tables, Counter[Target]()
     for file in (file for chunk in chunks(tables.journals, last) for file in chunk.files):
         rows[file.target] += file.records
-    gone = given_up(tables.journals, last.id)
-    without = sum(rows[target] for target in gone)
+    discarded = given_up(tables.journals, last.id)
+    without = sum(rows[target] for target in discarded)
     repeated = sum(
         merge_counts(snapshot.summary).get("repeated", 0)
-        for target in (rows.keys() - gone - {"dead-letters"} if opened.spec.dedupe else ())
+        for target in (rows.keys() - discarded - {"dead-letters"} if opened.spec.dedupe else ())
         for snapshot in tables.handle(target).refresh().metadata.snapshots
         if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id
     )
@@ -140,28 +136,28 @@ def _last_epoch(opened: OpenStream) -> int:
     return last.epoch if last else 0
 
 
-def _folder(opened: OpenStream) -> str:
+def _copies_folder(opened: OpenStream) -> str:
     return f"{opened.tables.state}/replays"
 
 
 def _delete_old_copies(opened: OpenStream) -> None:
-    """Delete old copies of replays that ended, or that were killed before they began."""
+    """Delete old copies of replays that ended or were killed."""
     store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
-    store.delete([f.path for f in store.list_files(_folder(opened)) if f.modified_ms < before_ms])
+    store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
 
 
-def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
+def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str) -> int:
     """Write a copy of the selected dead letters that can be replayed, and return their number."""
     marker, former = load_own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), may_omit_records(opened.spec)
 
-    def chosen(rows: pa.Table) -> pa.Table:
+    def choose(rows: pa.Table) -> pa.Table:
         kept = [reason is None for reason in left_out_reasons(rows, marker, former, omits=may_omit)]
         return _check_secret(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
 
-    dead_letters = (chosen(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))
+    dead_letters = (choose(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
     count = 0
     for number, part in enumerate(_join_pieces(dead_letters)):
@@ -172,22 +168,20 @@ def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
 
 
 def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    gathered: list[pa.Table] = []
-    for piece in itertools.chain.from_iterable(_split_piece(p) for p in pieces if p.num_rows):
-        gathered.append(piece)
-        if sum(p.num_rows for p in gathered) >= MAX_FILE_ROWS:
-            yield pa.concat_tables(gathered)
-            gathered = []
-    if gathered:
-        yield pa.concat_tables(gathered)
-
-
-def _split_piece(piece: pa.Table) -> Iterator[pa.Table]:
-    return (piece.slice(start, MAX_FILE_ROWS) for start in range(0, piece.num_rows, MAX_FILE_ROWS))
+    """Yield tables of about MAX_FILE_ROWS rows, at most twice as many."""
+    parts: list[pa.Table] = []
+    for piece in pieces:
+        for start in range(0, piece.num_rows, MAX_FILE_ROWS):
+            parts.append(piece.slice(start, MAX_FILE_ROWS))
+            if sum(part.num_rows for part in parts) >= MAX_FILE_ROWS:
+                yield pa.concat_tables(parts)
+                parts = []
+    if parts:
+        yield pa.concat_tables(parts)
 
 
 def _check_secret(rows: pa.Table, unseal: Unsealer) -> pa.Table:
-    """Check the secret with the first value, and return the rows. Raises SpecError before anything has begun."""
+    """Check the secret with the first value, and return the rows. Raises SpecError."""
     for row in rows.slice(0, 1).to_pylist():
         place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
         unseal(row["value"], place)
@@ -209,16 +203,15 @@ class InProcessEngine:
         """Do nothing: the process is still running."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        return tuple(self._answer(StageTask.from_json(json.loads(plan)), work) for plan in plans)
+        answers = []
+        for plan in plans:
+            task, began = StageTask.from_json(json.loads(plan)), time.monotonic()
+            result = stage(work.context, task, attempt=1, on_progress=lambda _: None)
+            answers.append(TaskAnswer(result, time.monotonic() - began))
+        return tuple(answers)
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         return [*work(plans)]
-
-    @staticmethod
-    def _answer(task: StageTask, work: StageRows) -> TaskAnswer:
-        began = time.monotonic()
-        result = stage(work.context, task, attempt=1, on_progress=lambda _: None)
-        return TaskAnswer(result, time.monotonic() - began)
 
     def __enter__(self) -> Self:
         return self

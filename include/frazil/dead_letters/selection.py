@@ -37,24 +37,24 @@ class Selection(Model):
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
         if self.begin is not None:
-            parts.append(f"rejected_at >= '{_text(self.begin)}'")
+            parts.append(f"rejected_at >= '{_format_moment(self.begin)}'")
         if self.end is not None:
-            parts.append(f"rejected_at < '{_text(self.end)}'")
+            parts.append(f"rejected_at < '{_format_moment(self.end)}'")
         if not self.discarded:
             parts.append("discarded_at is null")
         return " and ".join(parts)
 
     def __str__(self) -> str:
-        said = [
+        parts = [
             f"of {', '.join(self.reasons)}" if self.reasons else "",
-            f"from {_text(self.begin)}" if self.begin else "",
-            f"before {_text(self.end)}" if self.end else "",
+            f"from {_format_moment(self.begin)}" if self.begin else "",
+            f"before {_format_moment(self.end)}" if self.end else "",
         ]
-        return " ".join(filter(None, said)) or "all"
+        return " ".join(filter(None, parts)) or "all"
 
 
 def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the selected rows of main, one file after the other."""
+    """Yield the selected rows of main in pieces, one file after the other."""
     head = head_of(table.metadata)
     if head is None:
         return
@@ -68,5 +68,5 @@ def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> 
                 yield pa.Table.from_batches([batch])
 
 
-def _text(moment: datetime) -> str:
+def _format_moment(moment: datetime) -> str:
     return moment.isoformat()

@@ -1,5 +1,3 @@
-"""Checks whether this machine and the services that it uses can run declared streams, and says how to fix each
-fault.
-"""
+"""Checks whether this machine and its services can run declared streams, and describes how to fix each fault."""
 
 from __future__ import annotations

@@ -31,68 +31,65 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed connection or missing right. `fix` says what to do, unless `said` already does."""
+    """One failed connection or missing right."""
 
-    said: str
+    problem: str
     fix: str = ""
+    """What to do; empty if `problem` already says so."""
 
 
 @dataclass(slots=True)
 class Connections:
-    """The results of checking streams, one sentence each.
-
-    Streams of one namespace share one check of their catalog. Brokers that did not respond are not contacted again.
-    """
+    """The results of checking streams. Streams share the check of a namespace, and of brokers that do not respond."""
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
-    """The brokers that did not respond, by their declared properties, each with the first stream that declares them."""
+    """Maps the properties of brokers that did not respond to the first stream that declares them."""
 
     @classmethod
-    def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
+    def check(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
         """Check Kafka, the schema registry, the catalog and the storage of each stream."""
-        found = cls()
+        connections = cls()
         for path, spec in streams.items():
-            found._ask(path, spec)
-        return found
+            connections._check(path, spec)
+        return connections
 
-    def _ask(self, path: Path, spec: StreamSpec) -> None:
-        asks = {Place.SOURCE: self._kafka, **({Place.REGISTRY: _registry} if registry_of(spec.source.format) else {})}
-        for part, ask in asks.items():
+    def _check(self, path: Path, spec: StreamSpec) -> None:
+        checks = {Service.SOURCE: self._check_kafka}
+        if registry_of(spec.source.format):
+            checks[Service.REGISTRY] = _check_registry
+        for service, check in checks.items():
             try:
-                self.good.append(f"{spec.name}: {ask(spec)}")
+                self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
-                self.faults.append(Fault(f"{path}: {part}: {_said(error)}", fix_of(part, error)))
-        before = len(self.faults)
-        for number, place in enumerate(_namespaces(spec)):
+                self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
+        before, namespaces = len(self.faults), _namespaces(spec)
+        for number, copy in enumerate(namespaces):
             # A location of its own may have other rights.
-            key = (place.table.catalog, _namespace(place), place.table.location, bool(place.commit.atomic))
+            key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
-                self._checked[key] = _catalog_problems(place)
-            where = f"namespace {_namespace(place)}: " if number else ""
-            self.faults += [
-                replace(problem, said=f"{path}: table: {where}{problem.said}") for problem in self._checked[key]
-            ]
+                self._checked[key] = _catalog_faults(copy)
+            where = f"{path}: table: " + (f"namespace {_namespace(copy)}: " if number else "")
+            self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
         if len(self.faults) == before:
-            others = ", ".join(_namespace(place) for place in _namespaces(spec)[1:])
+            others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
-    def _kafka(self, spec: StreamSpec) -> str:
+    def _check_kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_timeout  # noqa: PLC0415 - librdkafka, only where it is asked
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if brokers in self._silent:
             servers = kafka_properties(spec, os.environ)["bootstrap.servers"]
             raise KafkaUnavailable(
-                f"the brokers {servers} do not answer: they were asked for stream "
-                f"{self._silent[brokers]}, which declares the same, and not once more. Check source.bootstrap-servers "
-                "and the brokers"
+                f"the brokers {servers} did not respond to the check of stream {self._silent[brokers]}, which declares "
+                "the same brokers, so they were not contacted again. Check source.bootstrap-servers and the brokers"
             )
         try:
-            return _kafka(spec)
+            return _check_kafka(spec)
         except KafkaUnavailable as error:
             if is_timeout(error.__cause__):
                 self._silent[brokers] = spec.name
@@ -117,11 +114,8 @@ def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
     return [*found.values()]
 
 
-def _kafka(spec: StreamSpec) -> str:
-    """Check that the stream's topics exist and can be read. Returns a description of the topics.
-
-    Raises SpecError, AccessDenied and KafkaUnavailable.
-    """
+def _check_kafka(spec: StreamSpec) -> str:
+    """Check that the stream's topics exist and can be read, and describe them. Raises the errors of Kafka's clients."""
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S  # noqa: PLC0415 - as above
     from frazil.kafka.fetch import check_readable  # noqa: PLC0415 - as above
@@ -130,7 +124,7 @@ def _kafka(spec: StreamSpec) -> str:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
-    ends = _of_transactions(spec, properties)
+    ends = _transaction_partitions(spec, properties)
     check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=INTERACTIVE_TIMEOUT_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
@@ -140,11 +134,8 @@ def _kafka(spec: StreamSpec) -> str:
     return found + _ends_in_words(spec, ends)
 
 
-def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
-    """Return the partitions of the topic in which the ends of transactions are.
-
-    None if the stream declares no such topic; empty if the topic does not exist.
-    """
+def _transaction_partitions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
+    """Return the partitions of the declared transaction topic, empty if it does not exist; None if none is declared."""
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
@@ -169,11 +160,8 @@ def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> s
     )
 
 
-def _registry(spec: StreamSpec) -> str:
-    """Check that the schema registry answers a request about the stream's topic.
-
-    Raises RegistryUnavailable and SpecError.
-    """
+def _check_registry(spec: StreamSpec) -> str:
+    """Check that the schema registry answers a request. Raises RegistryUnavailable and SpecError."""
     from frazil.registry.client import UnknownSchema, shared_registry  # noqa: PLC0415 - only where it is asked
 
     declared = registry_of(spec.source.format)
@@ -183,7 +171,7 @@ def _registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _catalog_problems(spec: StreamSpec) -> list[Fault]:
+def _catalog_faults(spec: StreamSpec) -> list[Fault]:
     from frazil.commit.catalog_probe import probe, removing_empty_folders  # noqa: PLC0415 - PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
@@ -196,23 +184,24 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [Fault(_said(error), fix_of(Place.TABLE, error))]
+        return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
     return [
-        Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", CAPABILITY) for capability in missing
+        Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", _CAPABILITY_FIX)
+        for capability in missing
     ]
 
 
-def _said(error: FrazilError) -> str:
+def _message(error: FrazilError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-CAPABILITY = "let the catalog do what docs/reference/catalogs.md asks of one, or name another: `table.catalog`"
+_CAPABILITY_FIX = "let the catalog support what docs/reference/catalogs.md requires, or name another: `table.catalog`"
 
 
 _ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
 
 
-class Place(StrEnum):
+class Service(StrEnum):
     """The services that a stream connects to, named as in its declaration."""
 
     SOURCE = "source"
@@ -220,18 +209,18 @@ class Place(StrEnum):
     TABLE = "table"
 
 
-_MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
-    Place.SOURCE: (
+_FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
+    Service.SOURCE: (
         (TopicMissing, "make the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
         (KafkaUnavailable, "start the brokers, let this host reach them, or correct `source.bootstrap-servers`"),
         (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACLS}"),
         (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
-    Place.REGISTRY: (
+    Service.REGISTRY: (
         (RegistryUnavailable, "start the registry, let this host reach it, or correct its url and credentials"),
         (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
     ),
-    Place.TABLE: (
+    Service.TABLE: (
         (
             TableLost,
             "name the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
@@ -244,8 +233,8 @@ _MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
 """Fixes by service and error class. The first class that matches is used."""
 
 
-def fix_of(place: Place, error: FrazilError) -> str:
-    """Return what to do about an error; empty if the error's message already says so."""
+def suggest_fix(service: Service, error: FrazilError) -> str:
+    """Return what to do about an error; empty if its message already says so."""
     if isinstance(error, MissingExtra):
         return ""
-    return next((fix for kind, fix in _MENDS[place] if isinstance(error, kind)), "")
+    return next((fix for kind, fix in _FIXES[service] if isinstance(error, kind)), "")

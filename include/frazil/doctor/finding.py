@@ -1,6 +1,4 @@
-"""Runs checks in parallel, each with a timeout, and collects their findings. A failed check does not affect the
-others.
-"""
+"""Runs checks in parallel, each with a timeout, and collects their findings."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one subject. An error that `run` raises is converted to a finding."""
+    """A check of one subject. An error that it raises becomes a finding."""
 
     run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0

@@ -25,19 +25,17 @@ from frazil.spec.units import rounded_bytes
 
 TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
-"""Free bytes below which a disk gets a warning. Logs, and files that tasks write before uploading them, would soon fill
-it.
-"""
+"""Free bytes below which a disk gets a warning, because logs and files of tasks would soon fill it."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
 def python() -> Iterator[Finding]:
     seen = sys.version_info[:2]
-    said = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
+    sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
     if seen == TESTED_PYTHON:
-        yield Finding("python", State.OK, said)
+        yield Finding("python", State.OK, sentence)
     else:
-        yield Finding("python", State.WARNING, said, "use Python 3.11, the version that frazil is tested with")
+        yield Finding("python", State.WARNING, sentence, "use Python 3.11, the version that frazil is tested with")
 
 
 def java() -> Iterator[Finding]:
@@ -83,9 +81,7 @@ def jars_of_spark() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """Check that FRAZIL_HOME and the cache folder are writable and have free space, and that FRAZIL_HOME can be
-    locked.
-    """
+    """Check that FRAZIL_HOME and the cache folder are writable and have space, and that FRAZIL_HOME can be locked."""
     yield _folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -112,13 +108,13 @@ def api_servers() -> Iterator[Finding]:
     found = running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
-        yield Finding("api server", State.SKIPPED, f"none of this host and this FRAZIL_HOME, {home()}, serves the page")
+        yield Finding("api server", State.SKIPPED, f"no process of this host serves the page for FRAZIL_HOME {home()}")
     elif not old:
-        yield Finding("api server", State.OK, "it has the same frazil as when it began")
+        yield Finding("api server", State.OK, "the API server runs the installed version of frazil")
     else:
         yield Finding(
-            "api server", State.WARNING, f"frazil was changed under it since it began (process {', '.join(old)}), and "
-            "views of the operations page may fail", "restart Airflow's API server",
+            "api server", State.WARNING, f"frazil has changed since the API server started (process "
+            f"{', '.join(old)}): views of the operations page may fail", "restart Airflow's API server",
         )  # fmt: skip
 
 
@@ -138,17 +134,19 @@ def tasks_python() -> Iterator[Finding]:
     if ran.returncode == 0 and ran.stdout.strip() == wanted:
         yield Finding("tasks' python", State.OK, f"{named} has the same Python and the same frazil")
         return
-    found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}: it says {found!r}, not {wanted!r}", fix)
+    found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
+    yield Finding(
+        "tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}", fix
+    )
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
     """Check that the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
-        said = ", ".join(f"{port} ({name})" for name, port in taken.items())
+        names = ", ".join(f"{port} ({name})" for name, port in taken.items())
         yield Finding(
-            "ports", State.WARNING, f"another program listens on {said}, which `frazil dev up` would take",
+            "ports", State.WARNING, f"another program listens on {names}, which `frazil dev up` would take",
             "end it, or name another port: see `frazil dev up --help`",
         )  # fmt: skip
         return
@@ -179,8 +177,8 @@ def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
         command, env=dict(environment), capture_output=True, text=True, timeout=WITHIN_S - 5, check=False
     )
     if ran.returncode != 0:
-        last = ran.stderr.strip().splitlines()[-1:] or [f"it ended with {ran.returncode}"]
-        yield Finding("airflow", State.WRONG, f"Airflow cannot be asked: {last[0]}", "airflow db check")
+        last = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
+        yield Finding("airflow", State.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
     for one in json.loads(ran.stdout.strip().splitlines()[-1]):
         yield Finding(one["subject"], State(one["state"]), one["said"], one["fix"])

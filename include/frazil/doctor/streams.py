@@ -1,9 +1,8 @@
 """Checks everything to which declared streams refer: files, Kafka, catalogs, storage, and the clocks of these services.
 
-This machine's clock is compared with the clocks of the services. The writer's clock decides when windows become
-complete. The storage's clock decides when objects count as abandoned. Servers refuse signed requests with a wrong time.
-An HTTP server sends its time in each response (the `Date` header, in whole seconds). A database sends its time when
-queried.
+The writer's clock decides when windows become complete, and the storage's clock when objects count as abandoned.
+Servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header, in
+whole seconds).
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from frazil.spec.references import resolve
 from frazil.spec.units import counted
 from frazil.timetext import ago
 
-SHOWN = 5
+MAX_SHOWN = 5
 """If more than twice this number of streams work, only their count is shown, not a line for each."""
 
 
 def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """Return the valid streams of a folder by file, and the findings: one per error, or one for all valid streams."""
+    """Return the valid streams of a folder by file, and a finding per error, or one for all valid streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in stream_files(folder) if folder.is_dir() else ():
@@ -50,33 +49,27 @@ def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
             "name the folder with --streams or FRAZIL_STREAMS",
         )  # fmt: skip
         return streams, [none]
-    found = [Finding("declarations", State.WRONG, error) for error in errors]
+    wrong = [Finding("declarations", State.WRONG, error) for error in errors]
     valid = [Finding("declarations", State.OK, f"{counted(len(streams), 'valid stream')} in {folder}")]
-    return streams, found or valid
+    return streams, wrong or valid
 
 
 def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Check that all services of the streams respond and permit what a writer does, like `frazil validate
-    --connect`.
-    """
+    """Check that the streams' services respond and permit what a writer does, like `frazil validate --connect`."""
     if not streams:
         yield Finding("connections", State.SKIPPED, "no stream is declared here")
         return
-    found = Connections.of(streams)
-    if len(found.good) > 2 * SHOWN:
-        yield Finding("connections", State.OK, f"{counted(len(streams), 'stream')}: all that answers works")
-    else:
-        for good in found.good:
-            yield Finding("connections", State.OK, good)
-    for fault in found.faults:
-        yield Finding("connections", State.WRONG, fault.said, fault.fix)
-    yield from _stopped(streams)
+    checked = Connections.check(streams)
+    good = checked.good
+    if len(good) > 2 * MAX_SHOWN:
+        good = [f"{counted(len(streams), 'stream')}: all other connections work"]
+    yield from (Finding("connections", State.OK, sentence) for sentence in good)
+    yield from (Finding("connections", State.WRONG, fault.problem, fault.fix) for fault in checked.faults)
+    yield from _stopped_streams(streams)
 
 
-def _stopped(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Report streams that cannot run until an operator acts: a table is missing, or a writer ended with such an
-    error.
-    """
+def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
+    """Report streams that cannot run until an operator acts."""
     from frazil.status.stream import stream_state  # noqa: PLC0415 - PyIceberg is slow to load
 
     for path, spec in streams.items():
@@ -85,7 +78,7 @@ def _stopped(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
             yield Finding("connections", State.WRONG, f"{path}: {state.state}: {state.sentence}")
 
 
-def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
+def stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - PyIceberg is slow to load
 
@@ -99,7 +92,7 @@ def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         uri = config.properties.get("uri", "")
         addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
         if uri.startswith("postgresql"):
-            databases[config.name] = _time_of(uri)
+            databases[config.name] = _database_clock(uri)
     return clocks(addresses | _registries(streams), databases)
 
 
@@ -115,7 +108,7 @@ def _registries(streams: Mapping[Path, StreamSpec]) -> set[str]:
     return found
 
 
-def _time_of(uri: str) -> Callable[[], int]:
+def _database_clock(uri: str) -> Callable[[], int]:
     def ask() -> int:
         from sqlalchemy import create_engine, text  # noqa: PLC0415 - only where a catalog is a database
 
@@ -141,7 +134,7 @@ _FIX_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 @dataclass(frozen=True, slots=True)
 class ServerTime:
-    """A server's time, and our time before and after it was read. All times are milliseconds since 1970, UTC."""
+    """A server's time, and our time before and after it was read, in milliseconds since 1970."""
 
     before_ms: int
     theirs_ms: int
@@ -150,10 +143,8 @@ class ServerTime:
     """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
 
     @property
-    def apart_ms(self) -> int:
-        """Minimum difference between the clocks in milliseconds: positive if the server's clock is ahead; 0 if they may
-        agree.
-        """
+    def difference_ms(self) -> int:
+        """Minimum difference between the clocks: positive if the server's clock is ahead, 0 if they may agree."""
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
@@ -161,18 +152,18 @@ class ServerTime:
 
 def evaluate(server: str, answer: ServerTime) -> Finding:
     """Return the finding for a server's time. Pure."""
-    apart = answer.apart_ms
-    if abs(apart) < WARN_MS:
+    late_ms = abs(answer.difference_ms)
+    if late_ms < WARN_MS:
         return Finding("clock", State.OK, f"{server} has the same time")
-    state = State.WRONG if abs(apart) >= WRONG_MS else State.WARNING
-    return Finding("clock", state, f"{server} is {ago(abs(apart))} {'ahead of' if apart > 0 else 'behind'} us", _FIX)
+    state = State.WRONG if late_ms >= WRONG_MS else State.WARNING
+    direction = "ahead of" if answer.difference_ms > 0 else "behind"
+    return Finding("clock", state, f"{server} is {ago(late_ms)} {direction} us", _FIX)
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare our clock with the clocks of HTTP servers and databases.
+    """Compare our clock with those of HTTP servers (by URL) and databases (functions by catalog).
 
-    `addresses` are the servers' URLs; `databases` maps the names of catalogs to functions that return the database's
-    time in milliseconds. A server whose time is unknown gets a warning, because its clock may be wrong.
+    A server whose time is unknown gets a warning, because its clock may be wrong.
     """
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
@@ -187,7 +178,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
         else:
             yield evaluate(server, answer)
     if not servers:
-        yield Finding("clock", State.SKIPPED, "not compared: no remote service tells its time")
+        yield Finding("clock", State.SKIPPED, "not compared: no remote service reports its time")
 
 
 class _Untimed(ValueError):
@@ -206,5 +197,5 @@ def _ask_http(address: str) -> ServerTime:
     try:
         theirs = parsedate_to_datetime(answer.headers["Date"])
     except (KeyError, ValueError):
-        raise _Untimed("its answer has no time") from None
+        raise _Untimed("the response has no time") from None
     return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)

@@ -24,14 +24,14 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, format_duration
-from frazil.status.flow import FEWEST_RECORDS, HOUR_MS, Flow
+from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_BAD = 10
-"""Minimum number of bad records for a percentage of fewer than `FEWEST_RECORDS` records to be meaningful."""
+"""Minimum number of bad records for a percentage of fewer than `MIN_RECORDS` records to be meaningful."""
 LARGE_PERCENTAGE = 50
-"""Minimum threshold for a percentage of fewer than `FEWEST_RECORDS` records."""
+"""Minimum threshold for a percentage of fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
 """Maximum number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -130,7 +130,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
 def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
     """Return a percentage of a stream's records (None for too few records), and its threshold."""
     share = 100 * count / max(records, 1)
-    if records >= FEWEST_RECORDS or not count:
+    if records >= MIN_RECORDS or not count:
         return share, limit
     return share if count >= FEWEST_BAD else None, max(limit, LARGE_PERCENTAGE)
 

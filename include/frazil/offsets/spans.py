@@ -17,9 +17,7 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets between a position and the ends. A partition without a position starts at
-    `first`.
-    """
+    """Return the number of offsets from a position to the ends. A partition without a position starts at `first`."""
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
@@ -33,11 +31,11 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
 
 
 def offset_runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Yield the runs of consecutive offsets of a bitmap. The cost grows with the number of runs, not of offsets."""
+    """Yield the runs of consecutive offsets in a bitmap. The cost grows with the number of runs, not of offsets."""
     end = within[1]
     others = offset_bitmap(*within) - found
-    for offsets_of in (found, others):
-        offsets_of.add(end)  # a sentinel, at which every search ends
+    for offsets in (found, others):
+        offsets.add(end)  # a sentinel, at which every search ends
     start = found.min()
     while start < end:
         after = others.next_set_bit(start)
@@ -47,8 +45,8 @@ def offset_runs(found: BitMap64, within: Span) -> Iterator[Span]:
 
 def offsets_within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
     """Return the record offsets that lie inside the spans. Topic-partitions without such records are left out."""
-    found = {tp: records[tp] & of for tp, of in to_bitmaps(spans).items()}
-    return {tp: offsets_of for tp, offsets_of in found.items() if offsets_of}
+    inside = {tp: records[tp] & offsets for tp, offsets in to_bitmaps(spans).items()}
+    return {tp: offsets for tp, offsets in inside.items() if offsets}
 
 
 def spans_with_records(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
@@ -63,34 +61,43 @@ def count_offsets(spans: Spans) -> int:
 
 
 def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
-    """Merge `[start, end)` pieces, given in any order, into spans. Empty pieces are dropped; touching or overlapping
-    pieces are joined.
-    """
-    whole: dict[TopicPartition, list[Span]] = {}
-    for tp, (start, end) in sorted(pieces):
-        of = whole.setdefault(tp, [])
-        if of and start <= of[-1][1]:
-            of[-1] = (of[-1][0], max(of[-1][1], end))
+    """Join the `[start, end)` pieces of each topic-partition, as `join_spans` does."""
+    by_tp: dict[TopicPartition, list[Span]] = defaultdict(list)
+    for tp, piece in pieces:
+        by_tp[tp].append(piece)
+    joined = {tp: tuple(join_spans(of)) for tp, of in sorted(by_tp.items())}
+    return {tp: of for tp, of in joined.items() if of}
+
+
+def join_spans(pieces: Iterable[Span]) -> list[Span]:
+    """Return the pieces in order; those that touch or overlap are joined. Leaves out empty pieces."""
+    joined: list[Span] = []
+    for start, end in sorted(pieces):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         elif start < end:
-            of.append((start, end))
-    return {tp: tuple(of) for tp, of in whole.items() if of}
+            joined.append((start, end))
+    return joined
 
 
 def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans."""
-    found = {tp: BitMap64() for tp in spans}
-    for tp, of in spans.items():
-        for start, end in of:
-            found[tp].add_range(start, end)
-    return found
+    return {tp: covered_offsets(of) for tp, of in spans.items()}
+
+
+def covered_offsets(spans: Iterable[Span]) -> BitMap64:
+    """Return all offsets of the spans, of which none may be empty."""
+    whole = BitMap64()
+    for start, end in spans:
+        whole.add_range(start, end)
+    return whole
 
 
 def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
     """Return the union of the offsets of several mappings, by topic-partition."""
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:
-        for tp, offsets_of in each.items():
-            whole[tp] |= offsets_of
+        for tp, offsets in each.items():
+            whole[tp] |= offsets
     return dict(whole)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, offset_runs
 
 OFFSETS_PER_RUN = 8
+"""Average length from which runs are added as ranges: adding a range costs as much as adding about ten offsets."""
 
 
 class OffsetTally:
@@ -53,42 +55,34 @@ class OffsetTally:
 Tallies = Mapping[TopicPartition, OffsetTally]
 
 
+def offsets_in(tallies: Tallies, tp: TopicPartition) -> BitMap64:
+    """Return the distinct offsets of one topic-partition."""
+    return tallies[tp].seen if tp in tallies else BitMap64()
+
+
 def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets that each tally has seen, without the duplicates."""
-    return {tp: found.seen for tp, found in tallies.items()}
+    """Return the distinct offsets of each tally."""
+    return {tp: tally.seen for tp, tally in tallies.items()}
 
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
     """Add up several tallies. An offset that two of the tallies contain counts as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
-        for tp, found in each.items():
-            whole[tp].merge(found)
+        for tp, tally in each.items():
+            whole[tp].merge(tally)
     return dict(whole)
 
 
 def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
     """Yield the first runs of consecutive offsets as `(first, last)`, at most `limit` runs."""
-    start: int | None = None
-    last = -1
-    found = 0
-    for offset in offsets:
-        if start is not None and offset != last + 1:
-            yield start, last
-            start, found = None, found + 1
-            if found == limit:
-                return
-        start = offset if start is None else start
-        last = offset
-    if start is not None:
-        yield start, last
+    if offsets:
+        for start, end in islice(offset_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit):
+            yield start, end - 1
 
 
 def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
-    """Build a bitmap from sorted offsets and the indexes where a new run starts.
-
-    Adding a run costs about as much as adding ten single offsets, so short runs are added offset by offset.
-    """
+    """Build a bitmap from sorted offsets and the indexes where a new run starts. Adds short runs offset by offset."""
     if len(breaks) * OFFSETS_PER_RUN > len(values):
         return BitMap64(values)
     whole = BitMap64()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frazil.backfill.eligible import check_coordinates
+from frazil.backfill.request import check_coordinates
 from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker, require_own_marker
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.marker import Marker
@@ -70,7 +70,7 @@ def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
     """Return why a backfill or replay is not possible now; None for other actions, which are checked later."""
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
-        PageAction.REPLAY: (check_no_backfill, require_own_marker),
+        PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),
     }
     if action not in checks:
         return None

@@ -18,7 +18,7 @@ from frazil.history.supervision import record_action
 from frazil.operations.page_actions import Prepared
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.reset_target import Merged, ResetTarget, available_now, consequences, target_of
+from frazil.status.reset_target import Merged, ResetTarget, consequences, fetch_available, target_offsets
 from frazil.timetext import utc
 
 
@@ -32,8 +32,8 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown u
         seen = before_reset(opened.tables)
         if seen.marker_text is None:
             raise AdoptionRequired(f"stream {spec.name!r} has not started, so it has no position to reset")
-        now = available_now(kafka, seen.marker)
-        target = target_of(wanted, seen=seen, now=now, kafka=kafka)
+        now = fetch_available(kafka, seen.marker)
+        target = target_offsets(wanted, seen=seen, now=now, kafka=kafka)
     plan = compute_moves(spec, target, seen=seen, now=now)
     says = consequences_for(spec, plan, seen=seen, now=now)
     # Without the target: the end of a topic moves while the user reads the plan.

@@ -35,7 +35,7 @@ from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
 from frazil.operations.table_view import RoutedTables
-from frazil.partitions.watermark import slowest_partition
+from frazil.partitions.completeness import slowest_partition
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS

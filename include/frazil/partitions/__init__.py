@@ -1,3 +1,3 @@
-"""Computes the watermark, and decides which event-time windows are complete. Pure."""
+"""Computes watermarks, decides which event-time windows are complete, and counts their rows."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides which windows of a table are complete, and which windows are reopened. Pure.
+"""Computes watermarks, and decides which windows of a table are complete, reopened, or hidden. Pure.
 
 A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
 stream's lateness. While the watermark of any stream is unknown, no window completes.
@@ -6,12 +6,13 @@ stream's lateness. While the watermark of any stream is unknown, no window compl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
+from frazil.spec.model import StreamSpec
 
 MAX_WINDOWS = 500
 """Maximum number of windows in one decision; later windows follow in the next decision."""
@@ -27,7 +28,7 @@ class Feed:
     holding_back: TopicPartition | None = None
     """The topic-partition for which the watermark waits; None if all topic-partitions are idle."""
     waiting_us: int | None = None
-    """Oldest event time of the rows that readers of main do not see yet (`commit.align`)."""
+    """Oldest event time of rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
     """Why the stream's watermark is not used."""
 
@@ -43,10 +44,10 @@ class Feed:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
         held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
         late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
-        stands = "unknown" if self.watermark_us is None else f"{_format_seconds(self.watermark_us)}{late}"
+        position = "unknown" if self.watermark_us is None else f"{_format_seconds(self.watermark_us)}{late}"
         since = None if self.waiting_us is None else _format_seconds(self.waiting_us)
         waits = f", and its rows since {since} wait on a branch" if since else ""
-        return f"the watermark of {self.stream} is {stands}{held}{waits}"
+        return f"the watermark of {self.stream} is {position}{held}{waits}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +93,24 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     """Decide which windows completed since the cursor.
 
     `late` has the number of rows that came after the cursor's commit, by the start of their window. Without a cursor,
-    the first window is that of `complete_from_us`, or the window that is open now; earlier windows get no signal. After
-    a change of grain, decisions continue after the windows that the old cursor covered.
+    the first window is that of `complete_from_us`, or the one that is open now; earlier windows get no signal. After a
+    change of grain, decisions continue after the windows that the old cursor covered.
     """
     bound = complete_until_us(feeds)
     if bound is None:
         waits = next((f for f in feeds if f.watermark_us is None), None)
         return WindowDecision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
-    first = _first_start(cursor, bound, grain, complete_from_us)
+    if cursor is None:
+        first = grain.floor(bound if complete_from_us is None else complete_from_us)
+    else:  # rounded up after a change of grain: part of a larger window was signalled in the old grain
+        first = cursor.from_us if cursor.grain is grain else -(-cursor.through_us // grain.us) * grain.us
     begin = cursor.through_us if cursor and cursor.grain is grain else first
     complete = tuple(windows_between(grain, begin, min(bound, begin + limit * grain.us)))
     through = complete[-1].end_us if complete else begin
     again = {Window.containing(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
-    return WindowDecision(complete, again, first, through, _reason(feeds, Window.containing(through, grain)))
+    following = Window.containing(through, grain)
+    reason = f"{following} ends at {format_time(following.end_us)}: {waiting_text(feeds, following)}"
+    return WindowDecision(complete, again, first, through, reason)
 
 
 def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
@@ -115,7 +121,6 @@ def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
 
 
 def feeds_behind(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """Return the streams whose watermark has not reached the window's end plus the stream's lateness."""
     return tuple(f for f in feeds if f.complete_until_us is None or f.complete_until_us < window.end_us)
 
 
@@ -127,10 +132,7 @@ def never_signalled_text(window: Window, cursor: Cursor | None) -> str | None:
 
 
 def waiting_text(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
-    """Return why a window has no signal yet, as the end of a sentence.
-
-    With `needed`, the text includes the watermark that each stream must reach.
-    """
+    """Return why a window has no signal yet, as the end of a sentence; if `needed`, with the required watermarks."""
 
     def one(feed: Feed) -> str:
         return f"{feed}, but {format_time(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
@@ -145,16 +147,77 @@ def format_time(us: int) -> str:
 
 
 def _format_seconds(us: int) -> str:
-    """Format a time for display, rounded down to seconds, because windows end at whole seconds."""
     return format_time(us - us % 1_000_000)
 
 
-def _first_start(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: int | None) -> int:
-    if cursor is not None:
-        # Round up: part of a larger window was signalled in the old grain.
-        return cursor.from_us if cursor.grain is grain else -(-cursor.through_us // grain.us) * grain.us
-    return grain.floor(bound if complete_from_us is None else complete_from_us)
+def watermark_us(
+    max_event_times_us: Mapping[TopicPartition, int],
+    *,
+    partitions: Collection[TopicPartition],
+    idle: Collection[TopicPartition],
+    previous_us: int | None,
+) -> int | None:
+    """Return the stream's watermark: the minimum of its topic-partitions' newest event times; None while unknown.
+
+    Skips idle topic-partitions. While an active one has no record yet, the watermark does not change. If all are idle,
+    the watermark is the newest event time, because no older record is unread. It never goes back.
+    """
+    active = [tp for tp in partitions if tp not in idle]
+    if any(tp not in max_event_times_us for tp in active):
+        return previous_us
+    if active:
+        candidate: int | None = min(max_event_times_us[tp] for tp in active)
+    else:
+        candidate = max((max_event_times_us[tp] for tp in partitions if tp in max_event_times_us), default=None)
+    if candidate is None:
+        return previous_us
+    return candidate if previous_us is None else max(candidate, previous_us)
 
 
-def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
-    return f"{following} ends at {format_time(following.end_us)}: {waiting_text(feeds, following)}"
+def slowest_partition(
+    max_event_times_us: Mapping[TopicPartition, int],
+    *,
+    partitions: Collection[TopicPartition],
+    idle: Collection[TopicPartition],
+) -> TopicPartition | None:
+    """Return the topic-partition for which the watermark waits: one without a record, or the one furthest behind.
+
+    Returns None if all are idle.
+    """
+    active = sorted(tp for tp in partitions if tp not in idle)
+    silent = [tp for tp in active if tp not in max_event_times_us]
+    if silent:
+        return silent[0]
+    return min(active, key=lambda tp: max_event_times_us[tp], default=None)
+
+
+MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
+"""Maximum time from the newest trusted event time to a window. Rows of later windows come from wrong clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Settings of a stream that shows a window's rows only when the window is complete (`commit.align`)."""
+
+    column: str
+    grain: Grain
+    lateness_us: int = 0
+
+    @classmethod
+    def from_spec(cls, spec: StreamSpec) -> Alignment | None:
+        """Return the declared alignment; None for a stream that shows every row at once."""
+        if spec.commit.align == "none" or spec.window is None:
+            return None
+        lateness_us = spec.lateness // timedelta(microseconds=1)
+        return cls(spec.event_time.column, Grain(spec.window), lateness_us)
+
+    def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
+        """Return whether rows with event times in `[start, start + length)` must stay hidden, because of open windows.
+
+        `newest_us` is the newest trusted event time. If both it and the watermark are unknown, all rows wait.
+        """
+        end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
+        if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
+            return False
+        known = [us for us in (watermark_us, newest_us) if us is not None]
+        return not known or start_us <= max(known) + MAX_AHEAD_US

@@ -7,7 +7,7 @@ windows or has deleted rows, and then only its event-time column.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,13 @@ from frazil.spec.type_ends import rows_between
 
 
 def count_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
-    """Return the number of rows in each window, 0 for empty windows.
-
-    `column` is the event-time column. All windows must have the same grain.
-    """
+    """Return the number of rows in each window, by event time in `column`. All windows must have the same grain."""
     counts: Counter[int] = Counter()
+    field = table.schema().find_field(column)
     for first, last in _window_runs(sorted(windows)):
-        counts.update(_count_run(table, first, last, column=column, snapshot_id=snapshot_id))
+        within = rows_between(field, first.start_us, last.end_us - 1)
+        scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
+        counts.update(_count_files(table, scan.plan_files(), within, field, first.grain))
     return {window: counts[window.start_us] for window in windows}
 
 
@@ -39,21 +39,14 @@ def count_added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column
     """Return the number of rows that a snapshot added to windows covered by the cursor, by window start."""
     field = table.schema().find_field(column)
     within = rows_between(field, cursor.from_us, cursor.through_us - 1)
-    counts: Counter[int] = Counter()
-    unclear = []
-    for manifest in snapshot.manifests(table.io):
-        if manifest.content is not ManifestContent.DATA or manifest.added_snapshot_id != snapshot.snapshot_id:
-            continue
-        for entry in manifest.fetch_manifest_entry(table.io):
-            if entry.status is not ManifestEntryStatus.ADDED:
-                continue
-            task = FileScanTask(entry.data_file)
-            known = _count_from_entry(task, field, cursor.grain)
-            if known is not None:
-                counts.update(known)
-            elif _may_overlap(entry.data_file, field, cursor):
-                unclear.append(task)
-    return counts + _count_by_reading(table, unclear, within, column, cursor.grain)
+    tasks = (
+        FileScanTask(entry.data_file)
+        for manifest in snapshot.manifests(table.io)
+        if manifest.content is ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id
+        for entry in manifest.fetch_manifest_entry(table.io)
+        if entry.status is ManifestEntryStatus.ADDED and _may_overlap(entry.data_file, field, cursor)
+    )
+    return _count_files(table, tasks, within, field, cursor.grain)
 
 
 def _may_overlap(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
@@ -70,29 +63,25 @@ def _window_runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
             start = i + 1
 
 
-def _count_run(table: Table, first: Window, last: Window, *, column: str, snapshot_id: int) -> Counter[int]:
-    field = table.schema().find_field(column)
-    within = rows_between(field, first.start_us, last.end_us - 1)
-    scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
+def _count_files(
+    table: Table, tasks: Iterable[FileScanTask], within: BooleanExpression, field: NestedField, grain: Grain
+) -> Counter[int]:
+    """Return the number of rows by window start. Reads only files whose manifest entries do not suffice."""
     counts: Counter[int] = Counter()
     unclear = []
-    for task in scan.plan_files():
-        known = _count_from_entry(task, field, first.grain)
+    for task in tasks:
+        known = _count_from_entry(task, field, grain)
         if known is None:
             unclear.append(task)
         else:
             counts.update(known)
-    return counts + _count_by_reading(table, unclear, within, column, first.grain)
-
-
-def _count_by_reading(
-    table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str, grain: Grain
-) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    for times in _read_times(table, tasks, within, column):
-        starts, rows = np.unique(times // grain.us * grain.us, return_counts=True)
-        counts.update(dict(zip(starts.tolist(), rows.tolist(), strict=True)))
-    return counts
+    if unclear:
+        reader = ArrowScan(table.metadata, table.io, table.schema().select(field.name), within)
+        for batch in reader.to_record_batches(unclear):
+            times = batch.column(0).drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False)
+            starts, rows = np.unique(times // grain.us * grain.us, return_counts=True)
+            counts.update(dict(zip(starts.tolist(), rows.tolist(), strict=True)))
+    return +counts
 
 
 def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
@@ -113,15 +102,3 @@ def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
     if lower is None or upper is None or not isinstance(kind, PrimitiveType):
         return None
     return int(from_bytes(kind, lower)), int(from_bytes(kind, upper))
-
-
-def _read_times(
-    table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str
-) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Yield the event times of the files in microseconds, batch by batch."""
-    if not tasks:
-        return
-    reader = ArrowScan(table.metadata, table.io, table.schema().select(column), within)
-    for batch in reader.to_record_batches(tasks):
-        times = batch.column(0).drop_null()
-        yield times.cast(pa.int64()).to_numpy(zero_copy_only=False)

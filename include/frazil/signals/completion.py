@@ -1,8 +1,7 @@
 """Derives a table's signals from its current state: the feeding streams, the complete windows, and their row counts.
 
-An assessment reads metadata: the markers in the table's properties, and the summaries of the commits since the last
-signal. It reads manifests only if a commit's summary does not describe the commit. Rows are counted, and gates run,
-only for signalled windows.
+An assessment reads the markers in the table's properties, and the summaries of the commits since the last signal. It
+reads manifests only if a summary does not suffice. Rows are counted, and gates run, only for signalled windows.
 """
 
 from __future__ import annotations
@@ -26,16 +25,25 @@ from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
-from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_until_us, decide
-from frazil.partitions.watermark import slowest_partition
+from frazil.partitions.completeness import (
+    MAX_WINDOWS,
+    Cursor,
+    Feed,
+    WindowDecision,
+    complete_until_us,
+    decide,
+    never_signalled_text,
+    slowest_partition,
+    waiting_text,
+)
 from frazil.partitions.window_rows import count_rows
-from frazil.partitions.windows import Grain, Window, microseconds
+from frazil.partitions.windows import Grain, Window, microseconds, windows_between
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream
+from frazil.spec.routed_stream import RoutedStream, never_complete
 from frazil.table.branches import head_of
-from frazil.table.catalogs import catalog_errors
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
 from frazil.table.lost import find_lost_table
 
 
@@ -79,8 +87,8 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     """Assess the table that these streams feed.
 
     Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
-    table; they declare the same windows. At most `limit` windows complete in one assessment. Raises `MarkerUnreadable`,
-    `TableLost`, and the errors into which `catalog_errors` turns a catalog's errors.
+    table; they declare the same windows. At most `limit` windows complete. Raises MarkerUnreadable, TableLost, and the
+    errors of `catalog_errors`.
     """
     spec = specs[0]
     if spec.window is None:
@@ -100,10 +108,8 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     feeds = find_feeds(table, specs)
     cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
-        behind = (
-            f"the catalog returned an older state of {spec.table.identifier} than the one already signalled; try again"
-        )
-        return Assessment(table, tuple(specs), grain, feeds, signals, WindowDecision((), {}, None, None, behind))
+        nothing = WindowDecision((), {}, None, None, _behind_message(spec.table.identifier))
+        return Assessment(table, tuple(specs), grain, feeds, signals, nothing)
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
@@ -111,8 +117,12 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
+def _behind_message(table: str) -> str:
+    return f"the catalog returned an older state of {table} than the one already signalled; try again"
+
+
 def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """Return the cursor. If the table was recreated, the cursor starts before all commits of the new table."""
+    """If the table was recreated, move the cursor to before all commits of the new table."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
@@ -136,10 +146,7 @@ def find_feeds(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
 
 
 def _find_feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
-    """Return one feeding stream.
-
-    If its position cannot be trusted, it has no watermark, and `problem` has the reason.
-    """
+    """Return one feeding stream, without a watermark if its position cannot be trusted."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)
@@ -174,7 +181,7 @@ def signal_windows(
     filled = [window for window in windows if rows[window]]
     gate_results = gates(seen, filled) if gates and filled else {}
     revisions, rejected = _revisions(seen), _count_rejected(seen)
-    made = [
+    signals = [
         Signal(
             table=seen.signals.table,
             partition=window.key,
@@ -194,9 +201,9 @@ def signal_windows(
         for window in windows
         for gate in [gate_results.get(window, GateOutcome(passed=True))]
     ]
-    held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
+    held = (cursor.held - {s.start_us for s in signals}) | {s.start_us for s in signals if not s.sent}
     moved = dataclasses.replace(cursor, held=held)
-    return tuple(made) if append_signals(catalog, seen.signals, made, moved, clock_ms=clock_ms) else ()
+    return tuple(signals) if append_signals(catalog, seen.signals, signals, moved, clock_ms=clock_ms) else ()
 
 
 def _revisions(seen: Assessment) -> dict[Window, int]:
@@ -239,9 +246,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
                 f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held windows"
             )
         if _is_behind(now, cursor):
-            raise CommitUnavailable(
-                f"the catalog returned an older state of {table} than the one already signalled; try again"
-            )
+            raise CommitUnavailable(_behind_message(table))
         rows = count_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,
@@ -266,15 +271,15 @@ def resend_signals(
     """
     while True:
         signals = TableSignals.load(catalog, table)
-        known = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
-        missing = [w.key for w in windows if w not in known or not known[w].sent]
+        newest = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
+        missing = [w.key for w in windows if w not in newest or not newest[w].sent]
         if missing or signals.cursor is None:
             raise SpecError(
                 f"cannot send {', '.join(missing)} of {table} again, because it was not signalled yet. "
                 + _why_not_signalled(table, windows, signals.cursor)
             )
         again = [
-            dataclasses.replace(known[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
+            dataclasses.replace(newest[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
             for w in sorted(windows)
         ]
         if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):
@@ -282,7 +287,6 @@ def resend_signals(
 
 
 def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
-    """Return why the earliest of these windows cannot be sent again."""
     if cursor is not None and min(windows).start_us < cursor.from_us:
         return (
             f"Signals of {table} begin with {Window.containing(cursor.from_us, cursor.grain)}; earlier windows are "
@@ -294,8 +298,8 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
 def find_routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
     """Return the stream's watermark after the last batch whose rows the table has completely.
 
-    The default table is loaded after this table, so newer batches of the default table count as missing. Raises
-    `MarkerUnreadable`, and the errors of catalog and storage.
+    The default table is loaded after this table, so its newer batches count as missing. Raises MarkerUnreadable, and
+    the errors of catalog and storage.
     """
     stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
     try:
@@ -321,10 +325,56 @@ def find_routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
-    """Return the watermark of the batch before `first`, in microseconds, from the summary of that batch's commit."""
+    """Return the watermark (us) of the batch before `first`, from the summary of its commit."""
     for snapshot, path in commit_records(default_table.metadata, stream):
         key = parse_key(path)
         if key is not None and key < first:
             watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
             return int(watermark) * 1000 if watermark else None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStatus:
+    """Status of an hour or a day. `signals` is empty until the signals of all of its windows were sent."""
+
+    signals: tuple[Signal, ...]
+    waits_for: str
+    never: bool = False
+    """Whether the window is before the first signalled window."""
+
+
+def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
+    """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
+
+    Raises SpecError if the key is not a window of the table, and the errors of `assess`.
+    """
+    table = specs[0].table.identifier
+    wanted = _parse_window(key, specs[0])
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
+    if seen is None:
+        return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
+    cursor = seen.signals.cursor
+    if reason := never_signalled_text(wanted, cursor):
+        return WindowStatus((), f"{key} of {table}: {reason} (`complete-from`)", never=True)
+    windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
+    newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
+    unsent = [w for w in windows if w not in newest or not newest[w].sent]
+    if not unsent:
+        return WindowStatus(tuple(newest[w] for w in windows), "")
+    first, last = unsent[0], newest.get(unsent[0])
+    if last is not None:
+        return WindowStatus((), f"{first} is held by its quality gate: {last.note}")
+    return WindowStatus((), f"{first} waits: {waiting_text(seen.feeds, first, needed=True)}")
+
+
+def _parse_window(key: str, spec: StreamSpec) -> Window:
+    try:
+        window = Window.parse(key)
+    except ValueError as error:
+        raise SpecError(f"partition {error}") from error
+    if spec.window is None:
+        raise SpecError(never_complete(spec))
+    if window.grain is Grain.HOUR and spec.window == "day":
+        raise SpecError(f"partition {key!r} is an hour, but the windows of {spec.table.identifier} are days")
+    return window

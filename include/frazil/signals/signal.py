@@ -22,9 +22,7 @@ class SignalState(StrEnum):
 
     COMPLETE = "complete"
     HELD = "held"
-    """The window's quality gate failed. No event is sent until the window is released, or passes the gate after late
-    rows.
-    """
+    """The quality gate failed. No event is sent until the window is released, or passes the gate after late rows."""
     RELEASED = "released"
     AGAIN = "again"
     """The window is sent once more on request."""
@@ -32,10 +30,7 @@ class SignalState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One window of a table, at one revision.
-
-    Times are microseconds (`_us`) or milliseconds (`_ms`) since 1970, UTC.
-    """
+    """One window of a table, at one revision. Times are microseconds or milliseconds since 1970, UTC."""
 
     table: str
     partition: str
@@ -47,9 +42,7 @@ class Signal:
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters committed since the previous signal. Dead letters have no event time, so they may belong to this
-    window.
-    """
+    """Dead letters committed since the previous signal, which may belong to this window: they have no event time."""
     late_rows: int
     """Rows of this window that arrived since the previous signal, behind the watermark."""
     watermark_us: int
@@ -111,10 +104,9 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 def from_row(row: Mapping[str, Any]) -> Signal:
     """Return the signal in a row, given as Arrow returns it in Python."""
-    plain = {_MICROSECONDS.get(name, name): _plain_value(value) for name, value in row.items()}
+    plain: dict[str, Any] = {
+        _MICROSECONDS.get(name, name): microseconds(value) if isinstance(value, datetime) else value
+        for name, value in row.items()
+    }
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
     return Signal(**{**plain, "state": SignalState(plain["state"])})
-
-
-def _plain_value(value: Any) -> Any:
-    return microseconds(value) if isinstance(value, datetime) else value

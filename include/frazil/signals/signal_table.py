@@ -1,9 +1,8 @@
-"""Reads and appends signals in the table `frazil.signals`: one row per complete window and revision, one table per
-catalog.
+"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision.
 
 Each append is a compare-and-swap, so a signal happens once. The cursor of each table is a property of `frazil.signals`,
-and moves in the same update as the append. A process that finds that the cursor has moved does not append. Airflow's
-events are derived from the rows.
+and moves in the same update. If the cursor has moved meanwhile, nothing is appended. Airflow's events are derived from
+the rows.
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ class TableSignals:
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
-        """Load the signals of one table.
-
-        Raises `MarkerUnreadable` if a newer version wrote the cursor or a user edited it.
-        """
+        """Load the signals of one table. Raises MarkerUnreadable if a newer version or a user wrote the cursor."""
         with catalog_errors(catalog.name):
             try:
                 signals = catalog.load_table(IDENTIFIER)
@@ -72,10 +68,8 @@ class TableSignals:
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
         """Return the last signal of each window that begins in `[from, to)`."""
-        found: dict[Window, Signal] = {}
-        for signal in self._scan(rows_between(SCHEMA.find_field("start"), from_us, to_us - 1)):
-            found[signal.window] = signal
-        return found
+        signals = self._scan(rows_between(SCHEMA.find_field("start"), from_us, to_us - 1))
+        return {signal.window: signal for signal in signals}
 
     def after(self, number: int) -> tuple[Signal, ...]:
         """Return all signals after the given number, in order."""
@@ -98,15 +92,15 @@ class TableSignals:
     def _scan(self, rows: BooleanExpression) -> tuple[Signal, ...]:
         if self.at is None:
             return ()
-        mine = And(EqualTo(term="table", value=self.table), rows)
-        found = [from_row(row) for row in self.at.scan(row_filter=mine).to_arrow().to_pylist()]
-        return tuple(sorted(found, key=lambda s: s.number))
+        own = And(EqualTo(term="table", value=self.table), rows)
+        signals = map(from_row, self.at.scan(row_filter=own).to_arrow().to_pylist())
+        return tuple(sorted(signals, key=lambda s: s.number))
 
 
 def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
     """Return the last signal of each window of a table that begins in `[from, to)`, by start."""
-    found = TableSignals.load(catalog, table).newest(from_us=from_us, to_us=to_us)
-    return tuple(found[window] for window in sorted(found))
+    newest = TableSignals.load(catalog, table).newest(from_us=from_us, to_us=to_us)
+    return tuple(newest[window] for window in sorted(newest))
 
 
 def append_signals(
@@ -160,17 +154,8 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
                 f"{FORMAT_VERSION}: run the version that wrote them, or a newer one"
             )
         held = frozenset(raw["held-us"])
-        return (
-            Cursor(
-                Grain(raw["grain"]),
-                raw["from-us"],
-                raw["through-us"],
-                raw["sequence-number"],
-                held,
-                raw.get("table-uuid"),
-            ),
-            raw["number"],
-        )
+        span, uuid = (raw["from-us"], raw["through-us"]), raw.get("table-uuid")
+        return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held, uuid), raw["number"]
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
             f"the property {PROPERTY_PREFIX + table!r} of table {IDENTIFIER} is not a cursor ({error!r}): it was "
@@ -196,10 +181,7 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
 
 
 def _discard(table: Table, files: Sequence[StagedFile]) -> None:
-    """Delete files. Log errors only, because an error must not hide that the append failed.
-
-    Remaining files are orphans.
-    """
+    """Delete files. Log errors only, because an error must not hide that the append failed."""
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:

@@ -1,7 +1,7 @@
 """Derives the state of a stream from its supervisor's decision, its table and Kafka. Pure.
 
-`of_writer` derives a state from the supervisor's decision alone. `evaluated` refines it with the table and Kafka, and
-never contradicts the decision.
+`derive_from_decision` uses the supervisor's decision alone. `refine_state` adds the table and Kafka, and never
+contradicts the decision.
 """
 
 from __future__ import annotations
@@ -18,35 +18,29 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import consecutive_crashes
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
 from frazil.supervise.liveness import fresh_heartbeat, known_lag
 from frazil.supervise.observed import Observed, error_name
-from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 CRASHES = 3
 """Number of consecutive ends without a commit after which a writer counts as crash-looping."""
 STARTS_WITHIN_MS = Policy().max_backoff_ms
-"""Maximum time (ms) that a supervisor waits after a writer's end, or after an operator's request, before the next
-start.
-"""
+"""Maximum time (ms) that a supervisor waits after a writer's end or an operator's request before it starts one."""
 MAX_ERROR_CHARACTERS = 1000
 """Maximum number of characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
 """Maximum number of characters of an error within an alert's sentence."""
 
 
-def of_writer(
+def derive_from_decision(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the stream's state, derived from the supervisor's decision alone.
-
-    `problem` is the error of carrying out the decision; None if it succeeded.
-    """
+    """Return the state according to the supervisor's decision, and the `problem` of carrying it out, if any."""
     row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
-    state, said = _decided(decision, observed, len(row)), decision.reason
+    state, sentence = _state_from_decision(decision, observed, len(row)), decision.reason
     if problem is not None:
-        state, said = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"
+        state, sentence = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"
     level, rule = _RANKS[state]
     given_up = observed.notes.given_up
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
@@ -54,7 +48,7 @@ def of_writer(
         known,
         state=state,
         level=level,
-        sentence=sentence_of(state, heartbeat, otherwise=said),
+        sentence=describe_state(state, heartbeat, otherwise=sentence),
         rule=rule,
         writer=writer_process(observed.writer, now_ms=now_ms),
         crashes=len(row),
@@ -90,10 +84,10 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""Maps each state to its level, and to the alert rule whose runbook entry covers it; "" if none does."""
+"""Each state's level, and the alert rule whose runbook entry covers it; "" if none does."""
 
 
-def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
+def _state_from_decision(decision: Decision, observed: Observed, crashes: int) -> State:
     if decision.action is WriterAction.END or (decision.cause is Cause.REMOVED and not observed.process.is_alive):
         return State.REMOVED
     if observed.process.is_alive and (decision.action is not WriterAction.KEEP or decision.cause is Cause.STOPPING):
@@ -119,11 +113,8 @@ def live_state(heartbeat: Heartbeat | None) -> State:
     return State.SLOW if heartbeat.backpressure_ms else State.RUNNING
 
 
-def sentence_of(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Describe a state with details from the heartbeat.
-
-    Returns `otherwise` if the heartbeat has no details of this state.
-    """
+def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
+    """Describe a state with details from the heartbeat; `otherwise` if it has none of this state."""
     if heartbeat is None:
         return otherwise
     if state is State.STALLED and heartbeat.stall is not None:
@@ -173,15 +164,12 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
 
 
 def _last_words(writer: Observation) -> str:
-    """Return a sentence with the error of the last writer on this host; empty without an error.
-
-    The heartbeat has the error before the exit record does, so the newer of the two is used.
-    """
+    """Return a sentence with the last writer's error, which the heartbeat has first; empty without an error."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
     error = heartbeat.error if heartbeat is not None and is_newer else end.error if end is not None else None
-    return f"The last one said: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
+    return f"The last writer's error: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
@@ -189,11 +177,11 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
-        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
+        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, and so is its report")
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
-        problems.append(f"the last writer ended with {exit_words(process)}: {shortened(words)}")
+        problems.append(f"the last writer ended with {describe_exit(process)}: {shorten_error(words)}")
     is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
     if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
         when = f"{ago(now_ms - given_up.at_ms)} ago"
@@ -215,18 +203,17 @@ def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
     return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
 
 
-def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Refine the state of `of_writer` with the table and Kafka.
+def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
+    """Refine the state of `derive_from_decision` with the table and Kafka. The first check that finds a state counts.
 
-    The first check that finds a state counts. They check, in this order: what stops the stream, what delays it, and
-    whether it runs.
+    They check, in this order: what stops the stream, what delays it, and whether it runs.
     """
     found = (
         _final(known)
         or _stopped(known)
         or _without_writer(known, now_ms=now_ms)
-        or _held_back(known, spec, now_ms=now_ms)
-        or _as_it_should(known, spec, now_ms=now_ms)
+        or _delayed(known, spec, now_ms=now_ms)
+        or _without_problems(known, spec, now_ms=now_ms)
     )
     level, rule = _RANKS[found[0]]
     if found[0] is State.STARTING and known.writer.pid is not None:
@@ -234,38 +221,35 @@ def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamSta
     return replace(known, state=found[0], level=level, sentence=found[1], rule=rule)
 
 
-_Found = tuple[State, str]
+_Result = tuple[State, str]
 
 
-def _final(known: StreamState) -> _Found | None:
-    """Return the state if it takes precedence over the table's state: paused, given up or crash-looping.
-
-    Otherwise return None.
-    """
+def _final(known: StreamState) -> _Result | None:
+    """Return the state if it takes precedence over the table's: paused, given up or crash-looping."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
-        said = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
-        return State.GIVEN_UP, said or f"Fix the cause, then resume {known.name}"
+        sentence = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
+        return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
     if known.state is State.CRASH_LOOPING:
         why = f"its writer ended {counted(known.crashes, 'time')} in a row without a commit"
         return State.CRASH_LOOPING, next(iter(known.problems), why)
     return None
 
 
-def _stopped(known: StreamState) -> _Found | None:
+def _stopped(known: StreamState) -> _Result | None:
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None:
         return State.TABLE_UNREADABLE, first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
     if writer.ended_at_ms is not None and writer.exit_code != 0 and not known.reset_since_end:
-        return State.STOPPED, first or f"its last writer ended with {exit_words(writer)}"
+        return State.STOPPED, first or f"its last writer ended with {describe_exit(writer)}"
     return None
 
 
-def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
-    """Return a state if this host's last writer has ended and no other host has committed since; otherwise None."""
+def _without_writer(known: StreamState, *, now_ms: int) -> _Result | None:
+    """Return a state if this host's last writer has ended and no other host has committed since."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -273,14 +257,16 @@ def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
     if not writer.foreground and abs(now_ms - since_ms) <= STARTS_WITHIN_MS:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
     if known.reset_since_end:
-        return State.NO_WRITER, reset_words(known, now_ms=now_ms)
+        return State.NO_WRITER, describe_reset(known, now_ms=now_ms)
     ended = f" {ago(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {counted(known.lag, 'record', 'waits|wait')}" if known.lag else ""
-    said = f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
-    return State.NO_WRITER, said
+    sentence = (
+        f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
+    )
+    return State.NO_WRITER, sentence
 
 
-def _held_back(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found | None:
+def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | None:
     if known.stall is not None:
         return State.STALLED, known.stall.reason
     if known.writer.stale:
@@ -298,7 +284,7 @@ def _held_back(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found |
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 
-def _as_it_should(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found:
+def _without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result:
     if known.writer.pid is not None:
         return _running(known)
     age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
@@ -309,7 +295,7 @@ def _as_it_should(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Foun
     return State.NO_WRITER, "no writer runs on this host, and nothing was committed lately"
 
 
-def _running(known: StreamState) -> _Found:
+def _running(known: StreamState) -> _Result:
     if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
         return State.PAUSING, "its writer stops after the current batch"
     if known.state is State.STOPPING:
@@ -317,12 +303,12 @@ def _running(known: StreamState) -> _Found:
     return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
 
 
-def reset_words(known: StreamState, *, now_ms: int) -> str:
+def describe_reset(known: StreamState, *, now_ms: int) -> str:
     """Describe when the stream was reset, and the next step."""
     return f"reset {ago(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
 
 
-def exit_words(writer: WriterProcess) -> str:
+def describe_exit(writer: WriterProcess) -> str:
     """Describe a writer's exit code."""
     if writer.exit_code is None and writer.error:
         return "no exit code"
@@ -334,7 +320,7 @@ def exit_words(writer: WriterProcess) -> str:
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)
 
 
-def shortened(words: str) -> str:
+def shorten_error(words: str) -> str:
     """Shorten an error to `MAX_ERROR_CHARACTERS`, without splitting a command in backquotes."""
     shown = words[:MAX_ERROR_CHARACTERS]
     if shown == words:

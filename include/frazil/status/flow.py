@@ -20,24 +20,22 @@ BUCKETS = 30
 """Number of parts into which the last hour is divided, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
 RECENT_MS = HOUR_MS // 12
-"""Time (ms) over which alerts count recent records. A longer maximum commit interval replaces it, up to an hour."""
-FEWEST_RECORDS = 100
+"""Time (ms) over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
+MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 INTERVALS = 3
 """Minimum number of maximum commit intervals that a rate covers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """One commit of the stream, with its numbers of records and of rejected records."""
-
+class CommitCounts:
     at_ms: int
     records: int
     rejected: int
 
 
 @dataclass(slots=True)
-class Landed:
+class CommitSums:
     """Sums over a stream's commits within a period."""
 
     records: int = 0
@@ -46,7 +44,6 @@ class Landed:
     stale: int = 0
     """Number of changes that an upsert dropped because the table's rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
-    """Maps each error class to its new dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +51,41 @@ class Flow:
     """Rates and counts of a stream's recent commits, limited to the table's existing snapshots."""
 
     records_per_s: float | None
-    """Mean number of records per second in the last ten minutes, or in the last three commit intervals if they are
-    longer. It is None before the first commit.
-    """
+    """Records per second in the last ten minutes or three commit intervals; None before the first commit."""
     last_hour: tuple[int, ...]
     """Number of records in each two-minute part of the last hour, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """When the count of rejected records starts; None if it covers the whole last day. See `counted_since`."""
+    """When the count of rejected records starts; None if it covers the last day. See `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether that count starts at the stream's last reset. Otherwise it starts at the oldest existing snapshot."""
-    measured: Landed = field(default_factory=Landed)
+    """Whether that count starts at the stream's last reset, and not at the oldest existing snapshot."""
+    measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """The period of `measured`, in milliseconds. It is an hour, or longer until it has `FEWEST_RECORDS` records, and at
-    most a day.
-    """
-    recent: Landed = field(default_factory=Landed)
+    """The period of `measured`: an hour, or until it has `MIN_RECORDS` records, at most a day."""
+    recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
 
     @property
     def recent_reasons(self) -> Reasons:
-        """Map each error class to its new dead letters in the last `recent_minutes`.
-
-        Error classes that occur only earlier in the last `measured_ms` have a count of 0.
-        """
+        """Map each error class of `measured` to its new dead letters in the last `recent_minutes`, perhaps 0."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
-def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
+def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     """Compute the rates and counts of one stream's commits to its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
-    commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
+    commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_MS, longest_ms), HOUR_MS)
     lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
     measured_since_ms = _enough_since(lately, spec.name, now_ms=now_ms)
     found = replace(
         flow(commits, over_ms=over_ms, now_ms=now_ms),
-        measured=landed(lately, spec.name, since_ms=measured_since_ms),
+        measured=sum_commits(lately, spec.name, since_ms=measured_since_ms),
         measured_ms=now_ms - measured_since_ms,
-        recent=landed(lately, spec.name, since_ms=now_ms - recent_ms),
+        recent=sum_commits(lately, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
     since_ms, is_reset = counted_since(metadata, spec.name, since_ms=now_ms - DAY_MS)
@@ -106,11 +96,10 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return when the count of rejected records starts, and whether a reset is the reason. The time is None if the
-    count covers everything since `since_ms`.
+    """Return when the count of rejected records starts, and whether a reset is the reason.
 
-    Records before a reset do not count, because the stream may read them again. Records of expired snapshots do not
-    count either.
+    The time is None if the count covers everything since `since_ms`. Records before a reset do not count, because the
+    stream may read them again. Records of expired snapshots do not count either.
     """
     oldest = None
     for oldest in ancestors(metadata):
@@ -122,53 +111,46 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
     return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None, False
 
 
-def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
-    """Return the stream's commits since `since_ms`, newest first.
-
-    Also returns the one commit before them, if its snapshot exists.
-    """
-    found: list[Brought] = []
+def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
+    """Return the stream's commits since `since_ms`, newest first, and the one before them if its snapshot exists."""
+    found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
         records, rejected = (
             _number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
         )
-        found.append(Brought(snapshot.timestamp_ms, records, rejected))
+        found.append(CommitCounts(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
             break
     return found
 
 
 def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
-    """Return when the shortest period of at least an hour that has `FEWEST_RECORDS` records starts.
-
-    `lately` are the snapshots of the last day, newest first. If they have too few records, returns the start of that
-    day.
-    """
+    """Return when the shortest period of an hour or more with `MIN_RECORDS` records starts; at most a day ago."""
     records = 0
     for snapshot in lately:
-        records += landed([snapshot], stream, since_ms=snapshot.timestamp_ms).records
-        if records >= FEWEST_RECORDS:
+        records += sum_commits([snapshot], stream, since_ms=snapshot.timestamp_ms).records
+        if records >= MIN_RECORDS:
             return min(snapshot.timestamp_ms, now_ms - HOUR_MS)
     return now_ms - DAY_MS
 
 
-def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> Landed:
+def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> CommitSums:
     """Sum the stream's commits since `since_ms`."""
-    found = Landed()
+    found = CommitSums()
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
-        said = snapshot.summary.additional_properties if snapshot.summary else {}
-        if said.get("frazil.stream") == stream and "frazil.records" in said:
-            dead = _number(said.get("frazil.rejected"))
-            found.records += _number(said["frazil.records"]) + dead
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        if summary.get("frazil.stream") == stream and "frazil.records" in summary:
+            dead = _number(summary.get("frazil.rejected"))
+            found.records += _number(summary["frazil.records"]) + dead
             found.rejected += dead
-            found.stale += _number(said.get("frazil.stale"))
-            for name, reason in parse_reasons(said).items():
+            found.stale += _number(summary.get("frazil.stale"))
+            for name, reason in parse_reasons(summary).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
 
 
-def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
+def flow(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
     """Compute a flow from the stream's commits, newest first. The rate covers the last `over_ms` milliseconds."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
@@ -187,8 +169,5 @@ def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
 
 
 def _number(text: str | None) -> int:
-    """Parse a number in a snapshot summary.
-
-    Returns 0 if it is missing or not a number, because other programs may write anything there.
-    """
+    """Parse a number in a snapshot summary; 0 if it is malformed, because other programs may write anything there."""
     return int(text) if text and text.isdecimal() else 0

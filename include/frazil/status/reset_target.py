@@ -17,7 +17,7 @@ from frazil.spec.units import counted
 
 
 class NotInKafka(ValueError):
-    """Raised if Kafka does not have a requested offset."""
+    """Kafka does not have a requested offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class ResetTarget:
 
     def __post_init__(self) -> None:
         if (self.at is not None) != (self.to == "timestamp"):
-            raise ValueError("--at TIME belongs to --to timestamp, and that needs it")
+            raise ValueError("give --at TIME together with --to timestamp, and only with it")
         if (self.offsets is not None) != (self.to == "offsets"):
-            raise ValueError("--offsets belongs to --to offsets, and that needs it")
+            raise ValueError("give --offsets together with --to offsets, and only with it")
 
 
-def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """Return which offsets of the stream's topics Kafka has, and where Kafka's logs were truncated below the marker."""
+def fetch_available(kafka: KafkaOffsets, marker: Marker | None) -> Available:
+    """Return which offsets Kafka has, and where its logs were truncated below the marker."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
@@ -46,14 +46,10 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     return Available(topics.identity, first, end, cut)
 
 
-def target_of(
+def target_offsets(
     wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
 ) -> dict[TopicPartition, int]:
-    """Return the offset at which the stream continues, for every topic-partition in Kafka.
-
-    Raises MarkerUnreadable or RolledBack if `to` needs a position that is unknown, and NotInKafka for offsets that
-    Kafka does not have.
-    """
+    """Return the offset at which each topic-partition continues. Raises MarkerUnreadable, RolledBack and NotInKafka."""
     if wanted.to == "earliest":
         return dict(now.first)
     if wanted.to == "latest":
@@ -84,7 +80,7 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
-    """Raise NotInKafka if Kafka does not have one of these offsets. Each must be from `first` to `end`, inclusive."""
+    """Raise NotInKafka unless each offset is from `first` to `end`, inclusive."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in now.first:
@@ -92,15 +88,16 @@ def check_available(offsets: Offsets, now: Available) -> None:
             raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
         if not now.first[tp] <= offset <= now.end[tp]:
             raise NotInKafka(
-                f"{topic}-{partition}: {offset} is outside of what Kafka has, {now.first[tp]} to {now.end[tp]}"
+                f"{topic}-{partition}: {offset} is outside of the offsets that Kafka has, {now.first[tp]} to "
+                f"{now.end[tp]}"
             )
 
 
-_AGAIN: Mapping[str, str] = {
+_REPEATED_TEXTS: Mapping[str, str] = {
     "no": "their rows will be in it twice, unless they are deleted first.",
     "dropped": "they repeat its rows, and are dropped. Only rows without an event time land again.",
     "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
-    "by arrival": "until the writer has caught up, rows that they change are as they were then.",
+    "by arrival": "until the writer has caught up, the rows that they change have old values.",
 }
 
 
@@ -108,38 +105,40 @@ Merged = Literal["no", "by order", "by arrival", "dropped"]
 
 
 def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
-    """Describe the consequences of a reset: records that the table never gets, and records that it may get twice. Pure.
+    """Describe which records the table never gets after a reset, and which it may get twice. Pure.
 
     `merged` is how the table handles records that it gets twice. "no" means that each record is a row. "dropped" means
     that the stream has dedupe. Otherwise it is how an upsert stream orders changes.
     """
-    said = []
+    sentences = []
     if seen.rolled_back:
-        said.append("The table was rolled back behind the marker: its remaining rows say what it holds.")
+        sentences.append("The table was rolled back to before the marker: its remaining rows show its records.")
     if seen.unknown:
-        said.append(f"What the table holds is unknown, and so is what is skipped or read again: {seen.unknown}.")
-    for topic in _made_again(seen, now):
-        said.append(f"Topic {topic} is not the one that the marker knows: its offsets count from its beginning.")
+        sentences.append(
+            f"Which records the table has is unknown, and so are the skipped and repeated ones: {seen.unknown}."
+        )
+    for topic in _recreated_topics(seen, now):
+        sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
     skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
     repeated = sum(m.repeated for m in plan)
     for m in plan:
         if m.rewritten:
-            said.append(
-                f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
-                f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
-                "next to those that Kafka lost."
+            sentences.append(
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. After it, Kafka has or "
+                f"will have other records than the table has for {m.rewritten:,} offsets. The table gets them too, and "
+                "keeps those that Kafka lost."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
-        said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
+        sentences.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
-        said.append(f"It reads {counted(repeated, 'offset')} again that the table holds: {_AGAIN[merged]}")
+        sentences.append(f"It reads {counted(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}")
     if not skipped and not repeated and not seen.unknown:
-        said.append("It skips nothing, and reads nothing again that the table holds.")
-    return said
+        sentences.append("It skips no records, and reads no records again that the table has.")
+    return sentences
 
 
-def _made_again(seen: BeforeReset, now: Available) -> list[str]:
+def _recreated_topics(seen: BeforeReset, now: Available) -> list[str]:
     if seen.source is None:
         return []
     topics = sorted(now.source.topic_ids)

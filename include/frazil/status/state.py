@@ -13,7 +13,7 @@ from frazil.status.flow import Flow
 
 
 class State(StrEnum):
-    """The state of a stream. Each value is the state's label on the page, in Airflow's task and in `frazil status`."""
+    """The state of a stream. Each value is the label on the page, in Airflow's task and in `frazil status`."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -80,7 +80,7 @@ class WriterProcess:
     ended_at_ms: int | None = None
     error: str | None = None
     application: str | None = None
-    """The shared application that ran the writer, if the writer has ended; otherwise None."""
+    """The shared application that ran the ended writer; otherwise None."""
     fenced: bool = False
     """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
@@ -114,35 +114,23 @@ class StreamState:
     problem: str | None = None
     """The error in the stream's declaration; None if it is valid."""
     missing: str | None = None
-    """Why the catalog no longer has the stream's own table under its name; None if it has it, or if the table was never
-    created.
-    """
+    """Why the catalog no longer has the stream's own table under its name; None if it has not lost it."""
     crashes: int = 0
-    """Number of times in a row that a writer ended without progress, as counted by the supervisor. It is 0 once the
-    running writer makes progress.
-    """
+    """Number of times in a row that a writer ended without progress; 0 once the running writer makes some."""
     given_up: str | None = None
     """Why the supervisor gave up; None if it did not."""
     last_words: str = ""
     """The error of the last writer, as a sentence; empty without an error."""
     registry: bool = False
-    """Whether the last writer ended because a schema registry did not respond. False once a writer has committed since.
-    """
+    """Whether the last writer ended because a schema registry did not respond, and none has committed since."""
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
-    """Number of records not yet committed. The live writer on this host reports it; otherwise it is computed from
-    Kafka's offsets.
-    """
+    """Number of records not yet committed, from the live writer on this host, or else from Kafka's offsets."""
     in_transactions: int = 0
-    """Number of offsets that wait for transactions to end and are not in `lag`. Only a live writer on this host reports
-    them.
-    """
+    """Number of offsets that wait for transactions to end, if a live writer on this host reports them."""
     backpressure_ms: int | None = None
-    """Milliseconds by which the live writer's batches exceed their interval.
-
-    None without a heartbeat, and while the writer waits for a catalog, a storage or Kafka, which is not backpressure.
-    """
+    """Milliseconds by which the live writer's batches exceed their interval; None while it waits for a service."""
     last_commit_at_ms: int | None = None
     commit_epoch: int | None = None
     """The epoch of the last commit. After a reset, the marker's epoch is newer."""
@@ -153,7 +141,7 @@ class StreamState:
     alive: bool | None = None
     """Whether a writer runs, on this host or, judging by its commits, on another one; None if unknown."""
     waiting_batches: int | None = 0
-    """Number of batches that are journaled but not committed. They are counted only if the last commit is long ago."""
+    """Number of batches that are journaled but not committed, counted only if the last commit is old."""
     rolled_back: bool = False
     """Whether the table was rolled back to a snapshot before the marker's, so that the lag is unknown."""
     reset_at_ms: int | None = None
@@ -164,16 +152,15 @@ class StreamState:
     stall: Stall | None = None
     """The stall of the live writer, which is also in `problems`; None if it is not stalled."""
     throttle: str | None = None
-    """Why the writer commits, or should commit, less often than declared; also in `problems`. None without throttling.
-    """
+    """Why the writer commits, or should commit, less often than declared; also in `problems`."""
     distribution: str | None = None
-    """Whether the last batch's rows were shuffled, and why; None for a stream with `distribution: none`."""
+    """Whether the last batch's rows were shuffled, and why; None with `distribution: none`."""
     undeclared: tuple[str, ...] = ()
     """Columns of the table that the stream does not declare, with their types, such as `gate: string`."""
     notices: tuple[str, ...] = ()
     """Notices of the live writer or the last one that are not problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Merge counts of the last batch: changes of an upsert stream, or dropped rows of a stream with dedupe."""
+    """Merge counts of the last batch: changes of an upsert stream, or dropped rows with dedupe."""
     flow: Flow | None = None
     """Rates of the stream's newest commits; None if the table cannot be read or does not exist."""
     replayed: Mapping[str, int] = field(default_factory=dict)
@@ -184,7 +171,7 @@ class StreamState:
     routed: bool = False
     """Whether the stream has written to routed tables."""
     amiss: Mapping[str, str] = field(default_factory=dict)
-    """Maps each routed table that is missing rows or was dropped to a short description. Also in `problems`."""
+    """Describes each routed table that is missing rows or was dropped; also in `problems`."""
 
     @property
     def reset_since_end(self) -> bool:
@@ -199,10 +186,7 @@ class StreamState:
 
     @property
     def commits_elsewhere(self) -> bool:
-        """Whether another host made the last commit.
-
-        That is so if no writer ran here, or if this host's last writer ended before that commit.
-        """
+        """Whether another host made the last commit: this host's last writer, if any, ended before it."""
         if self.last_commit_at_ms is None or not self.writer.has_ended:
             return self.last_commit_at_ms is not None and self.writer.pid is None
         if self.writer.epoch is not None and self.commit_epoch is not None:

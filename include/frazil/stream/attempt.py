@@ -4,7 +4,7 @@ Spark does not inform a Python worker when it abandons the worker's task, for ex
 faster. The worker would continue to read, and leave files that no journal names. But the executor closes its connection
 to the worker. If the executor itself ends, the daemon that forked the workers sends SIGHUP.
 
-This module imports little, because that daemon imports it: see `frazil.stream.worker_daemon`.
+Imports little, because that daemon imports it: see `frazil.stream.worker_daemon`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _connection: int | None = None
 
 
 class Abandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that the attempt's files are removed.
-
-    It is not an error of the task.
-    """
+    """Ends an abandoned task attempt at any point, so that its files are removed. It is not an error of the task."""
 
 
 def check_wanted() -> None:
@@ -42,17 +39,14 @@ def _is_closed(connection: int) -> bool:
     return bool(poller.poll(0))
 
 
-def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends.
-
-    The main function receives the connection to the executor as an input and an output file.
-    """
+def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+    """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends."""
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one
         _connection = outfile.fileno()
         for number in (signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, _end)
+            signal.signal(number, _raise_abandoned)
         try:
             return main(infile, outfile)
         except SystemExit:
@@ -64,13 +58,10 @@ def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
 
 
 def _discard_rest(outfile: Any) -> None:
-    """Redirect output that was not sent to the executor to the null device.
-
-    Otherwise Spark's daemon logs a page of traces when it cannot send the output.
-    """
+    """Redirect unsent output to the null device. Otherwise Spark's daemon logs a page of traces."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), outfile.fileno())
 
 
-def _end(_: int, __: FrameType | None) -> None:
+def _raise_abandoned(_: int, __: FrameType | None) -> None:
     raise Abandoned

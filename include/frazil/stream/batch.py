@@ -1,7 +1,6 @@
 """Runs one batch: stage, journal, commit. The engine runs the staging tasks.
 
-The module is longer than others because its steps share the epoch's state: the marker, the last batch and the published
-notices. Pure functions in other modules make the decisions.
+The module is long because its steps share the epoch's state: the marker, the last batch and the published notices.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -49,34 +49,37 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
-from frazil.stream.distribution import Distribution, Recent, decide
+from frazil.stream.distribution import Distribution, Recent, decide_distribution
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import MAX_NAMED, Evolved, evolved, ignored, without_columns
+from frazil.stream.evolve import (
+    MAX_NAMED,
+    EvolutionResult,
+    evolve_table,
+    ignored_fields_notice,
+    unmatched_records_notice,
+)
 from frazil.stream.fence_watch import FenceWatch
-from frazil.stream.outage import waited_out
-from frazil.stream.planner_exchange import read_rates, write_rates
-from frazil.stream.position import Position
+from frazil.stream.outage import retry_during_outage
+from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import stage_context
 from frazil.stream.stage_rows import StageRows
-from frazil.stream.throttle import Bounds, Throttle, throttle
+from frazil.stream.throttle import Bounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import catalog_errors
 from frazil.table.growth import Refusal
 
 log = logging.getLogger(__name__)
+
+Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
 """Maximum number of times that one batch may be restaged after schema changes."""
 MAX_IGNORED_FIELDS = 100
 """Maximum number of ignored fields named per epoch. Records may have any number of ignored fields."""
 RECENT_BATCHES = 4
-"""Number of commit records that a new writer reads to learn how many bytes a batch writes to each table partition.
-
-The number is small because a commit record may take megabytes.
-"""
+"""Number of commit records that a new writer reads. It is small because a record may take megabytes."""
 
 
 @dataclass(slots=True)
@@ -104,26 +107,22 @@ class BatchRunner:
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
     recent: Recent | None = None
-    """Average bytes that recent batches wrote to each table partition; None until a batch of this epoch needs them."""
+    """Average bytes that recent batches wrote to each table partition; None before the first batch."""
     distribution: Distribution | None = None
-    """The shuffle decision for the last batch; None if no batch of this epoch could be shuffled."""
-    landed: Journal | None = None
-    """The journal of the last batch that this runner committed; None before the first commit."""
+    """The shuffle decision for the last batch; None before the first batch."""
+    last_journal: Journal | None = None
+    """The journal of the last committed batch; None before the first commit."""
     route: StreamRoute | None = None
     """The stream's route; None if the stream never had a route."""
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end` and has `tasks` tasks. Raises the errors that end the
-        epoch.
-
-        An empty commit has no tasks: it stages nothing, and only commits `end` as the new position.
-        """
+        """Stage, journal and commit one batch that ends at `end`. Without tasks, only commit `end` as the position."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
-            answers, journal = self._staged(stage, key, end, tasks=tasks)
+            answers, journal = self._stage_through_outages(stage, key, end, tasks=tasks)
             self._report_unknown(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(
@@ -131,45 +130,39 @@ class BatchRunner:
             )
         except Exception as error:
             self._discard(key)
-            self._check_not_replaced(error)
+            self._raise_if_fenced(error)
             raise
         staged = time.monotonic()
         try:
             commit_s = self._journal_and_commit(journal)
         except Fenced:
-            self._give_back(key)
+            with _left_to_next_start(f"files of the fenced batch {key}"):
+                delete_fenced_batch(self.tables, key)
             raise
         except Exception as error:
-            self._check_not_replaced(error)
+            self._raise_if_fenced(error)
             raise
-        self._give_notices(answers)
+        self._emit_notices(answers)
         self.report(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
-        self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
+        self._measure(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         self._sweep(journal)
         self.sweep_stragglers()
-        self.landed = journal
-        self.fence.committed()
+        self.last_journal = journal
+        self.fence.postpone()
         if self.route:
             self.route.report()
 
     def follow(self) -> None:
-        """Retry commits to routed tables that are missing rows, and check whether another writer took over.
-
-        Called between batches. Raises RouteBehind and Fenced.
-        """
+        """Between batches, retry commits to routed tables and check the fence. Raises RouteBehind and Fenced."""
         self.fence.check(self.tables, epoch=self.committer.epoch)
         if self.route:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete leftover files of the last batch again, if the stream runs on a cluster. An abandoned task attempt
-        there may still write files for a while.
-
-        Called after the next batch, and after the engine has ended.
-        """
-        if self.landed is not None and self.spec.resources.on_cluster:
-            self._sweep(self.landed)
+        """On a cluster, delete files of the last batch again: an abandoned attempt may have written late."""
+        if self.last_journal is not None and self.spec.resources.on_cluster:
+            self._sweep(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
         """Emit the events of a committed batch. The durations (s) are 0 if an earlier epoch staged the batch."""
@@ -184,52 +177,47 @@ class BatchRunner:
                 stage_s=stage_s,
                 commit_s=commit_s,
                 bytes=sum(file.bytes for file in journal.files),
-                changes=self._changes(journal),
+                changes=self._total_merge_counts(journal),
             )
         )
         if journal.future:
             furthest = max(journal.progress, key=lambda p: p.future).topic_partition
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
-    def _changes(self, journal: Journal) -> dict[str, int]:
-        """Return the batch's merge counts, summed over all tables that have committed the batch.
-
-        A stream without merges has only `dropped`, if any.
-        """
+    def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
+        """Sum the batch's merge counts over all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
-        total = Counter(_merged(self.tables.main.current(), self.marker))
+        total = Counter(_merge_counts(self.tables.main.current(), self.marker))
         missing = self.route.followers.waiting.keys() if self.route else frozenset()
         for target in journal.routed - missing:
             table = self.tables.handle(target).current()
             marker = read_marker(table.properties, self.spec.name)
             if marker is not None and marker.settled == journal.key:
-                total.update(_merged(table, marker))
+                total.update(_merge_counts(table, marker))
         return dict(total)
 
     def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish a notice if more records of this epoch have no field of any column.
-
-        It replaces the previous notice.
-        """
+        """Replace the notice about records that have no field of any column, if this epoch has more of them."""
         found = (drift for answer in answers for drift in answer.result.drift.values())
         drift = joined_drift([self.unknown, *(SchemaDrift(unknown=d.unknown, names=d.names) for d in found)])
         if drift.unknown > self.unknown.unknown:
             table, before = self.tables.main.identifier, self.unknown
-            earlier = without_columns(before.unknown, before.names, table=table) if before.unknown else ""
-            self.emit(NoticeGiven(without_columns(drift.unknown, drift.names, table=table), replaces=earlier))
+            earlier = unmatched_records_notice(before.unknown, before.names, table=table) if before.unknown else ""
+            notice = unmatched_records_notice(drift.unknown, drift.names, table=table)
+            self.emit(NoticeGiven(notice, replaces=earlier))
             self.unknown = drift
 
-    def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        said = {notice for answer in answers for notice in answer.result.notices}
-        for notice in sorted(said - self.notices):
+    def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
+        notices = {notice for answer in answers for notice in answer.result.notices}
+        for notice in sorted(notices - self.notices):
             self.emit(NoticeGiven(notice))
-        self.notices |= said
+        self.notices |= notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
         """Write the journal, and commit the batch. Returns the duration of the commit in seconds."""
         self.emit(PhaseBegan(Phase.JOURNALING))
-        written = waited_out(
+        written = retry_during_outage(
             lambda: self.tables.journals.put(journal),
             f"the journal of batch {journal.key} cannot be written",
             wait=self.wait,
@@ -244,90 +232,69 @@ class BatchRunner:
         committing = time.monotonic()
         self.marker = self.committer.commit(journal)
         if self.route:
-            self.route.decided()
+            self.route.commit_batch()
         return time.monotonic() - committing
 
-    def _check_not_replaced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over and deleted the files staged here.
-
-        Otherwise return.
-        """
+    def _raise_if_fenced(self, error: Exception) -> None:
+        """Raise `Fenced` from `error` if another writer took over and deleted the files staged here."""
         if isinstance(error, FrazilError):
             return
         try:
             marker = self.tables.marker()
         except Exception as unknown:
-            log.warning("whether another writer took over is unknown: %r", unknown)
+            log.warning("cannot check whether another writer took over: %r", unknown)
             return
         try:
             check_fence(marker, stream=self.spec.name, epoch=self.committer.epoch)
         except Fenced as fenced:
             raise fenced from error
 
-    def _give_back(self, key: BatchKey) -> None:
-        """Delete the files that this fenced writer staged and that no writer will commit.
-
-        The next start handles all other files.
-        """
-        try:
-            delete_fenced_batch(self.tables, key)
-        except Exception as error:
-            log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
-
-    def _staged(
+    def _stage_through_outages(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
-    ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """Call `staged`, and retry while a catalog or storage is unavailable or its credentials have expired.
-
-        Every attempt loads the tables, and so gets fresh credentials.
-        """
-
-        def again() -> None:
-            self._discard(key)
-            self._clear_progress()
-            self.emit(PhaseBegan(Phase.STAGING, key))
-
-        return waited_out(
-            lambda: self.staged(stage, key, end, tasks=tasks),
+    ) -> tuple[Answers, Journal]:
+        return retry_during_outage(
+            lambda: self.stage(stage, key, end, tasks=tasks),
             f"batch {key} cannot be staged",
             wait=self.wait,
             report=self._report_outage,
-            again=again,
+            prepare_retry=lambda: self._restart(key),
         )
 
     def _report_outage(self, sentence: str) -> None:
         self.emit(OutageMet(sentence))
 
-    def staged(
-        self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
-    ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """Stage the batch, and return the tasks' answers and the batch's journal.
+    def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
+        """Stage the batch with the tables' current schemas and credentials. Returns the answers and the journal.
 
         Stages again if a table evolved, or if records need new tables, up to `MAX_RESTAGES` times. Schema drift that
         remains after the last attempt is left to the next batch with such records. Raises StaleBatch if records still
         need new tables.
         """
-        context, answers = self._staged_once(stage, key, tasks=tasks)
+        context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
-            grown, values = self._evolved(context, answers), _values(answers)
-            if not (grown or values):
+            has_evolved, values = self._evolve_tables(context, answers), _missing_values(answers)
+            if not (has_evolved or values):
                 break
             if self.route:
                 self.route.make(values, self.marker)
-            self._discard(key)
-            self._clear_progress()
-            self.emit(PhaseBegan(Phase.STAGING, key))
-            context, answers = self._staged_once(stage, key, tasks=tasks)
-        if _values(answers):
+            self._restart(key)
+            context, answers = self._stage_once(stage, key, tasks=tasks)
+        if _missing_values(answers):
             raise StaleBatch(
-                f"records of batch {key} of stream {self.spec.name!r} still need tables; it is staged again"
+                f"records of batch {key} of stream {self.spec.name!r} still need new tables; the batch is staged again"
             )
         return answers, self._journal(context, answers, end)
 
-    def _staged_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, tuple[TaskAnswer, ...]]:
+    def _restart(self, key: BatchKey) -> None:
+        """Prepare another attempt to stage the batch."""
+        self._discard(key)
+        self._clear_progress()
+        self.emit(PhaseBegan(Phase.STAGING, key))
+
+    def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
         context = self._context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
-        shuffle = self._shuffle(context, tasks=tasks)
+        shuffle = self._decide_shuffle(context, tasks=tasks)
         try:
             answers = stage(StageRows(dataclasses.replace(context, shuffle=shuffle), progress))
         except RecordSuspected as error:
@@ -336,52 +303,48 @@ class BatchRunner:
         return context, answers
 
     def _report_ignored(self, refused: Iterable[Refusal], table: str) -> None:
-        """Report each ignored field once in this epoch."""
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
-            self.emit(NoticeGiven(ignored(new, table=table)))
+            self.emit(NoticeGiven(ignored_fields_notice(new, table=table)))
             for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
                 log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
             self.ignored |= {(table, *refusal.path) for refusal in new}
 
-    def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
-        """Evolve tables by the answers' schema drift.
-
-        Returns whether a table now accepts more of the batch's records, whichever writer evolved it.
-        """
+    def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
+        """Evolve tables by the answers' schema drift. Returns whether a table now accepts more of the records."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
-            waits = self.route is not None and self.route.is_absent(target)
-            drift.setdefault("main" if waits else target, []).append(found)
-        grown = False
+            is_absent = self.route is not None and self.route.is_absent(target)
+            drift.setdefault("main" if is_absent else target, []).append(found)
+        has_evolved = False
         if drift:
             with catalog_errors(self.tables.main.catalog_name):
                 main = self.tables.main.refresh()
                 if "main" in drift:
-                    grown = self._grown(context, "main", evolved(main, self.spec, drift.pop("main")))
-                for target, result in self.route.evolved(drift, main) if self.route else ():
-                    grown |= result is None or self._grown(context, target, result)
-        return grown
+                    result = evolve_table(main, self.spec, drift.pop("main"))
+                    has_evolved = self._report_evolution(context, "main", result)
+                for target, routed in self.route.evolve_tables(drift, main) if self.route else ():
+                    has_evolved |= routed is None or self._report_evolution(context, target, routed)
+        return has_evolved
 
-    def _grown(self, context: StageContext, target: Target, found: Evolved) -> bool:
+    def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
         """Report how a table evolved. Returns whether its columns differ from those with which the rows were staged."""
         handle = self.tables.handle(target)
-        self._report_ignored(found.refused, handle.identifier)
-        if found.changes:
+        self._report_ignored(result.refused, handle.identifier)
+        if result.changes:
             table = "the table" if target == "main" else f"table {target}"
-            self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes, table))
+            self.emit(TableEvolved(BatchKey(context.epoch, context.batch), result.changes, table))
         staged_id: int = Schema.model_validate_json(context.targets[target].schema_json).schema_id
         return handle.refresh().schema().schema_id != staged_id
 
-    def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Return how the batch's rows are shuffled; None if they are not shuffled. Emits the reason."""
+    def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
         if self.recent is None or self.recent.spec_id != spec.spec_id:
             self.recent = self._read_recent(spec.spec_id)
         key = BatchKey(context.epoch, context.batch)
-        chosen = self.distribution = decide(
+        chosen = self.distribution = decide_distribution(
             self.spec.distribution,
             self.recent,
             partitioned=bool(spec.fields),
@@ -394,9 +357,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
-        """Return the average bytes per table partition that earlier writers' last batches wrote, from their commit
-        records.
-        """
+        """Compute the averages from the commit records of earlier writers' last batches."""
         recent = Recent(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
         for journal in reversed(newest):
@@ -404,56 +365,37 @@ class BatchRunner:
         return recent
 
     def _sweep(self, journal: Journal) -> None:
-        """Delete the files that failed task attempts of a committed batch left.
-
-        After an error here, the next start deletes them.
-        """
-        try:
+        with _left_to_next_start(f"files of failed attempts of batch {journal.key}"):
             sweep_batch(self.tables, journal)
-        except Exception as error:  # catalogs' clients raise anything; this error must not replace the current one
-            log.warning("files that failed tries of batch %s left are left to the next start: %r", journal.key, error)
 
     def _discard(self, key: BatchKey) -> None:
-        """Delete the files of a failed batch. After an error here, the next start deletes them."""
-        try:
+        with _left_to_next_start(f"files of the failed batch {key}", logging.INFO):
             discard_batch(self.tables, key)
-        except Exception as error:
-            log.info("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _clear_progress(self) -> None:
-        """Restart the progress count at 0 for the batch's next attempt.
-
-        Otherwise the heartbeat would not change until the new count exceeds the old one.
-        """
+        """Restart the progress count at 0. Otherwise it would not change until it exceeds the previous attempt's."""
         self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
             dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
         except Exception as error:
-            log.info("the progress of the failed try was left behind: %r", error)
+            log.info("progress files of the failed attempt were not deleted: %r", error)
 
     def _context(self, key: BatchKey) -> StageContext:
         context = stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
         )
         if self.route:
-            self.route.try_again(self.marker)
-            context = self.route.placed(context, key)
-        held = self.committer.existing_dead_letters(self.marker)
-        window_us = None if self.spec.window is None else Grain(self.spec.window).us
+            context = self.route.add_targets(context, key, self.marker)
         return dataclasses.replace(
             context,
-            existing_dead_letters=held,
-            window_us=window_us,
+            existing_dead_letters=self.committer.existing_dead_letters(self.marker),
+            window_us=None if self.spec.window is None else Grain(self.spec.window).us,
             rejects_accepted=self.rejects_accepted,
             evolution=self.spec.evolution.mode,
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic that is read.
-
-        If the stream has a topic pattern, the ids are fetched from Kafka: the marker does not have topics that began to
-        match the pattern later.
-        """
+        """Return the id of each topic that is read. The marker may not have new topics that match a pattern yet."""
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -462,10 +404,6 @@ class BatchRunner:
         return merge_identities(known, found).topic_ids
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
-        """Build the batch's journal.
-
-        Fetches the topic ids again. Raises an error if a topic was recreated while it was read.
-        """
         source = self.kafka.describe().identity
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
@@ -483,7 +421,7 @@ class BatchRunner:
             offsets_after=end.offsets,
             leader_epochs=end.leader_epochs,
             transaction=end.transaction,
-            windows=None if context.window_us is None else _summed(result.windows for result in results),
+            windows=None if context.window_us is None else _sum_counts(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(drift.records for result in results for drift in result.drift.values()),
             without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
@@ -491,23 +429,20 @@ class BatchRunner:
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
-    def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
-        """Record the batch's rates and the size of the table's metadata, which the planner needs for the next batches.
-
-        A failure is only logged, because the batch is already committed.
-        """
+    def _measure(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
+        """Record the batch's rates and the size of the table's metadata for the planner. Only logs errors."""
         try:
-            write_rates_of(open_exchange(self.run_folder), journal, answers, batch_s=batch_s)
+            task_s = [answer.seconds for answer in answers]
+            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
                 self._measure_metadata(commit_s)
         except Exception as error:  # storages and full disks raise anything
-            log.warning("the planner did not get the rates of batch %s: %r", journal.key, error)
+            log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
-        """Set the factor by which the planner stretches the commit interval, and emit the reason."""
-        measure = metadata_of(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
+        measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
         pressed = before is not None and before.reason is not None
@@ -517,19 +452,27 @@ class BatchRunner:
         write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
 
 
-def _merged(table: Table, marker: Marker) -> dict[str, int]:
-    """Return the merge counts in the summary of the marker's snapshot."""
-    made = table.metadata.snapshot_by_id(marker.snapshot_id)
-    return merge_counts(made.summary if made else None)
+@contextmanager
+def _left_to_next_start(files: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Log errors of deleting files, which the next start deletes. They must not replace the current error."""
+    try:
+        yield
+    except Exception as error:  # catalogs' clients raise anything
+        log.log(level, "%s could not be deleted; the next start deletes them: %r", files, error)
 
 
-def _values(answers: Sequence[TaskAnswer]) -> set[str]:
+def _merge_counts(table: Table, marker: Marker) -> dict[str, int]:
+    snapshot = table.metadata.snapshot_by_id(marker.snapshot_id)
+    return merge_counts(snapshot.summary if snapshot else None)
+
+
+def _missing_values(answers: Sequence[TaskAnswer]) -> set[str]:
     """Return the route values whose tables do not exist. Their records were left out of the staged files."""
     return {value for answer in answers for value in answer.result.values}
 
 
-def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """Sum the counts by key. Returns None if a task did not count."""
+def _sum_counts(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
+    """Sum the counts by key; None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:

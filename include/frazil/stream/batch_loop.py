@@ -1,7 +1,7 @@
 """The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat.
 
-Spark's streaming engine is not needed for this loop: the table has the stream's position, and the planner chooses where
-a batch ends. See docs/adr/0014-the-batch-loop-is-ours.md.
+Spark's streaming engine is not needed, because the table has the stream's position: see
+docs/adr/0014-the-batch-loop-is-ours.md.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from frazil.commit.target import target_file_bytes
 from frazil.events import PhaseBegan, ThrottleEvaluated
@@ -23,10 +24,8 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting
-from frazil.stream.plan import BatchPolicy
+from frazil.stream.plan import BatchPolicy, PlannerReport, Position, read_rates, write_rates
 from frazil.stream.planner import POLL_S, BatchPlanner, PlannerSettings
-from frazil.stream.planner_exchange import PlannerReport, read_rates, write_rates
-from frazil.stream.position import Position
 from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
@@ -40,13 +39,11 @@ class BatchLoop:
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether the planner starts batches at once while any record is unread, because the writer must catch up and end.
-    """
-    planned: Callable[[PlannerReport | None], None]
+    """Whether the writer must catch up and end, so that batches start while any record is unread."""
+    set_planner_report: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
     planner: BatchPlanner | None = field(default=None, init=False)
-    """The planner; None until `run` is called."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
         """Run batches until `until` returns True between two batches. Raises the error that ends the epoch.
@@ -55,7 +52,7 @@ class BatchLoop:
         """
         self.planner = planner = self._planner()
         position = planner.position
-        interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.planned_s)
+        interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
         try:
             # Waits for Spark to start. Until then the planner is not polled, so its silence is not a stall.
             self.engine.check()
@@ -68,13 +65,16 @@ class BatchLoop:
                     return
                 if end != position:
                     due = time.monotonic()
-                    with self.hosting.turns.turn(unless=until, waits=self._wait_for_turn) as admitted:
+                    # A writer in the queue must not look stuck.
+                    waiting = partial(self.runner.emit, PhaseBegan(Phase.WAITING))
+                    with self.hosting.slots.slot(cancelled=until, on_wait=waiting) as admitted:
                         if not admitted:
                             return
-                        planner.queued(time.monotonic() - due)
+                        planner.record_queue_time(time.monotonic() - due)
                         plans = planner.plans(position, end)
-                        with observed(planner):
-                            self._run_batch(plans, end)
+                        with poll_during_batch(planner):
+                            self.runner.run(partial(self.engine.run, plans), end, tasks=len(plans))
+                        self.commits += 1
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - began)))
@@ -84,26 +84,16 @@ class BatchLoop:
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
-    def is_left(self, tp: TopicPartition) -> bool:
-        """Whether the remaining records of a topic-partition will stay unread, because its topic was deleted or a
-        source transaction has not ended.
-        """
+    def stays_unread(self, tp: TopicPartition) -> bool:
+        """Whether remaining records stay unread: the topic was deleted, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
-
-    def _wait_for_turn(self) -> None:
-        """Report the waiting phase, so that a writer in the queue does not look stuck."""
-        self.runner.emit(PhaseBegan(Phase.WAITING))
-
-    def _run_batch(self, plans: Sequence[str], end: Position) -> None:
-        self.runner.run(lambda work: self.engine.run(plans, work), end, tasks=len(plans))
-        self.commits += 1
 
     def _planner(self) -> BatchPlanner:
         r = self.runner
         exchange = open_exchange(r.run_folder)
         _clear_earlier_versions(r)
-        self.planned(None)
+        self.set_planner_report(None)
         # An earlier writer may have stretched the commit interval; this writer evaluates the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
         r.emit(ThrottleEvaluated(None, stretch=1.0, was_under_pressure=False))
@@ -111,15 +101,15 @@ class BatchLoop:
             settings=self._settings(),
             kafka=r.kafka,
             source=r.marker.source,
-            position=Position.of(r.marker),
-            report=self.planned,
+            position=Position.from_marker(r.marker),
+            report=self.set_planner_report,
             whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )
 
     def _settings(self) -> PlannerSettings:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
-        polling_s = planning_interval_s(interval_s, max_s=self.hosting.planned_s)
+        polling_s = planning_interval_s(interval_s, max_s=self.hosting.max_polling_s)
         # Batches start earlier by the polling interval, because a record may wait that long before it is seen.
         early_s = polling_s if polling_s > POLL_S else 0.0
         return PlannerSettings(
@@ -144,8 +134,8 @@ class BatchLoop:
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
     """Return the planner's next position; None if `until` returns True before the planner answers.
 
-    Polling brokers that do not respond takes minutes, and a writer that was asked to stop must not wait for them. So
-    the planner runs in a thread that is not joined. The thread ends when the writer destroys the Kafka client.
+    Polling brokers that do not respond takes minutes, so the planner runs in a thread that is not joined. The thread
+    ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
@@ -159,7 +149,7 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 
 
 @contextmanager
-def observed(planner: BatchPlanner) -> Iterator[None]:
+def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
     """Let the planner poll the brokers in a thread while a batch runs. The thread is not joined."""
     done = threading.Event()
 
@@ -182,18 +172,13 @@ def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _clear_earlier_versions(runner: BatchRunner) -> None:
-    """Delete files that earlier versions of frazil left in the run folder: Spark's checkpoints and the planner's
-    report.
-    """
+    """Delete Spark's checkpoints and the planner's report, which earlier versions left in the run folder."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval in seconds: a small part of the commit interval, and at most `max_s`.
-
-    Polling is the main cost of a stream without new records.
-    """
+    """Return the planner's polling interval (s), a small part of the commit interval: polling uses most CPU."""
     part = 60 if max_s <= POLL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

@@ -10,20 +10,18 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import safe
 
 MAX_ENDS = 200_000
-"""Maximum number of transaction ends to remember. They are remembered because a restarted connector sends recent events
-again.
-"""
+"""Maximum number of remembered transaction ends. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
 """Maximum number of source positions at which transactions may be open at once.
 
 In the log of one source, a later transaction closes all earlier ones. If the positions of events only decrease, all
-transactions stay open. Comparing them would take time quadratic in their number.
+stay open, and comparing them takes time quadratic in their number.
 """
 
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive records of one transaction, or of no transaction. In the second case `transaction` is empty."""
+    """Consecutive records of one transaction, or of none: then `transaction` is empty."""
 
     transaction: str
     order: int
@@ -33,15 +31,15 @@ class _Run:
     end: int
     """The offset after the last record."""
     unreadable: int = 0
-    """Number of unreadable records after the last readable record. They may belong to this transaction."""
+    """Number of unreadable records after the last readable one. They may belong to this transaction."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """Transactions that have not ended, in the order in which they began.
+    """Transactions that have not ended, in the order in which they began, indexed by their position in the source's
+    log.
 
-    They are indexed by their position in the source's log, which many transactions may share. A transaction without a
-    position is never treated as earlier than another one.
+    Many transactions may share a position. One without a position is never treated as earlier than another one.
     """
 
     positions: dict[str, str | None] = field(default_factory=dict)
@@ -49,11 +47,11 @@ class _Open:
 
     def before(self, run: _Run) -> list[tuple[str, str]]:
         """Return the other open transactions that precede this run in the source's log, with their positions."""
-        places = [place for place in self._at if is_after(run.position, place)]
-        return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
+        positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
+        return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
 
     def add(self, transaction: str, position: str | None) -> None:
-        self._leave(transaction)
+        self._drop_position(transaction)
         self.positions[transaction] = position
         if position is not None:
             self._at.setdefault(position, {})[transaction] = None
@@ -65,10 +63,10 @@ class _Open:
             )
 
     def remove(self, transaction: str) -> None:
-        self._leave(transaction)
+        self._drop_position(transaction)
         self.positions.pop(transaction, None)
 
-    def _leave(self, transaction: str) -> None:
+    def _drop_position(self, transaction: str) -> None:
         if (position := self.positions.get(transaction)) is not None:
             del self._at[position][transaction]
             if not self._at[position]:
@@ -107,14 +105,14 @@ class Boundaries:
         else:
             self._runs.append(_Run(transaction, order, position, end))
 
-    def passed(self, end: int) -> None:
+    def skip_to(self, end: int) -> None:
         """Record that all records before the offset `end` were added."""
         if self._runs:
             self._runs[-1].end = end
         else:
             self.at = end
 
-    def ended(self, transaction: str, count: int) -> None:
+    def add_end(self, transaction: str, count: int) -> None:
         """Record that the transaction has `count` events in this log."""
         self._counts[transaction] = count
         if len(self._counts) > MAX_ENDS:
@@ -132,12 +130,12 @@ class Boundaries:
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
             for one, position in open_ones.before(run) if run.transaction else ():
                 open_ones.remove(one)
-                newest, behind = _advanced(newest, one, position)
+                newest, behind = _advance(newest, one, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
             if run.transaction and self._is_whole(run):
                 open_ones.remove(run.transaction)
-                newest, behind = _advanced(newest, run.transaction, run.position)
+                newest, behind = _advance(newest, run.transaction, run.position)
             elif run.transaction:
                 open_ones.add(run.transaction, run.position)
             end = run.end
@@ -152,10 +150,8 @@ class Boundaries:
         return count is not None and run.order <= count <= run.order + run.unreadable
 
 
-def _advanced(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction, given that `transaction` is complete, and whether `transaction` is older than
-    `newest`.
-    """
+def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
+    """Return the newest transaction, once `transaction` is complete, and whether `transaction` is older."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

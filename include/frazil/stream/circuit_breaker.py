@@ -1,11 +1,7 @@
-"""Stops a stream if a staged batch has so many dead letters that an operator must check it before the commit.
-
-See `dead-letters.circuit`.
-"""
+"""Stops a stream if a staged batch has too many dead letters to commit it unchecked. See `dead-letters.circuit`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from frazil.commit.journal import Journal, JournalStore
@@ -18,86 +14,59 @@ SAMPLES = 3
 PARTITIONS_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Whether a batch opens the circuit breaker, so that it is not committed."""
-
-    opens: bool
-    reason: str
-    """The share of dead letters and the limit, as text."""
-
-
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
-    """Raise `CircuitOpen` if a batch has more dead letters than `dead-letters.circuit` allows.
-
-    `records` is the number of rows that would be committed. `journals` are read to find the previous batch, for the
-    message.
-    """
+    """Raise `CircuitOpen` if a batch of `records` rows has more dead letters than `dead-letters.circuit` allows."""
     if (circuit := spec.dead_letters.circuit) == "off":
         return
-    evaluated = evaluate(rejects, records=records, circuit=circuit)
-    if evaluated.opens:
+    if (reason := reason_to_open(rejects, records=records, circuit=circuit)) is not None:
         before = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
-        raise CircuitOpen(opened(spec.name, evaluated, rejects, before=before))
+        raise CircuitOpen(open_message(spec.name, reason, rejects, before=before))
 
 
-def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
-    """Compare the number of a batch's new dead letters with `records`, the number of rows that would be committed.
-
-    Some records count neither as rows nor as dead letters: those that were dead letters before, and those that an
-    operator accepted.
-    """
+def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
+    """Return why the share of new dead letters opens the breaker; None if it does not."""
     rejected, total = rejects.total, records + rejects.total
+    if total < circuit.at_least or rejected * 100 <= circuit.share * total:
+        return None
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
-    if total < circuit.at_least:
-        return Evaluation(False, f"{share} would be dead letters, of fewer than {circuit.at_least:,} in all")
-    if rejected * 100 <= circuit.share * total:
-        return Evaluation(False, f"{share} would be dead letters, not more than {circuit.share} %")
-    return Evaluation(True, f"{share} would be dead letters, more than {circuit.share} %")
+    return f"{share} would be dead letters, more than {circuit.share} %"
 
 
-def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the error message: what happened, the previous batch, what to do, the first offsets, and three samples.
+def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
+    """Return the error message: what happened, the previous batch, what to do, the first offsets, and samples.
 
     The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
-    records; None if no such batch is known.
+    records, if known.
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
-        f"stream {stream!r} stops before a commit: {evaluated.reason} (dead-letters.circuit). {_before(before)}"
+        f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
-        f"wrong, `frazil resume {stream} --accept` takes what it has sent until now as dead letters, and `frazil reset "
-        f"{stream} --to latest` skips what Kafka has now. First at {_firsts(rejects)}. "
-        f"{' | '.join(map(_said, _samples(rejects)))}"
+        f"wrong: `frazil resume {stream} --accept` writes its records until now as dead letters; `frazil reset "
+        f"{stream} --to latest` skips the records that Kafka has now. First at {_first_locations(rejects)}. "
+        + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _samples(rejects))
     )
 
 
-def _before(before: Journal | None) -> str:
+def _previous_batch_text(before: Journal | None) -> str:
     if before is None or not (total := before.records + before.rejected):
         return ""
-    return f"In the batch before it was {_percent(before.rejected, total)}. "
+    return f"In the previous batch, the share was {_percent(before.rejected, total)}. "
 
 
-def _firsts(rejects: Rejects) -> str:
-    named = ", ".join(map(_place, rejects.first[:PARTITIONS_NAMED]))
+def _first_locations(rejects: Rejects) -> str:
+    named = ", ".join(map(_location, rejects.first[:PARTITIONS_NAMED]))
     more = len(rejects.first) - PARTITIONS_NAMED
     return f"{named} and in {counted(more, 'more partition')}" if more > 0 else named
 
 
 def _samples(rejects: Rejects) -> list[Reject]:
-    """Return up to `SAMPLES` sample records.
-
-    Every reason gets one sample, the most frequent reason first, before any reason gets a second one.
-    """
+    """Return up to `SAMPLES` sample records: one of each reason, the most frequent first, before any second one."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 
 
-def _said(reject: Reject) -> str:
-    return f"{_place(reject)} {reject.error_class}: {reject.error.rstrip('.')}"
-
-
-def _place(reject: Reject) -> str:
+def _location(reject: Reject) -> str:
     return f"{reject.topic}[{reject.partition}]@{reject.offset}"
 
 

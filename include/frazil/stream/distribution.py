@@ -1,5 +1,4 @@
-"""Decides whether a batch's rows are shuffled so that each table partition has few writers, and which writers it gets.
-Pure.
+"""Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure.
 
 Without a shuffle, each task writes a file for each partition that its ranges contain: up to tasks x partitions files.
 With a shuffle, a partition has as many files as its bytes need, and all writers have about the same work.
@@ -25,19 +24,13 @@ MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""Forget a partition without new rows if its average bytes are below this fraction of the mean of the partitions with
-new rows.
-"""
+"""Forget a partition without new rows if its bytes are below this fraction of the mean of partitions with new rows."""
 MAX_PREDICTED = 10_000
-"""Maximum number of partitions whose writers are assigned in advance, the largest first. It is limited because the
-assignment is sent with each task. Rows of other partitions are spread over the writers by a hash of their values.
-"""
+"""Maximum number of partitions with assigned writers, the largest first. The assignment is sent with each task."""
 FILE_BYTES = 24 * 1024
-"""Bytes of Parquet that take a writer as much CPU as opening one more file, measured by `python -m bench.distribution`.
-"""
+"""Bytes of Parquet that take as much CPU as opening one more file, measured by `python -m bench.distribution`."""
 SLIVER = 0.05
-"""A writer does not get its own part of a partition if that part is smaller than this fraction of the writer's bytes.
-"""
+"""A writer gets no own part of a partition that is smaller than this fraction of the writer's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +45,8 @@ class Recent:
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
         """Return the averages after one more batch with these files of the main table.
 
-        `partitions` is the sum of `TaskAnswer.partitions` over the batch's tasks; None if the batch was not shuffled.
-        Files of another partition spec are ignored.
+        `partitions` is the sum of `TaskAnswer.partitions`; None if the batch was not shuffled. Ignores files of another
+        partition spec.
         """
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
@@ -67,17 +60,17 @@ class Recent:
         if not self.bytes:
             return replace(self, bytes=_largest(newest), files_alone=alone)
         threshold = MIN_KEPT_SHARE * sum(newest.values()) / len(newest)
-        mixed = {key: _mixed(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
+        mixed = {key: _moving_average(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
         kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
-        return replace(self, bytes=_largest(kept), files_alone=_mixed(self.files_alone, alone))
+        return replace(self, bytes=_largest(kept), files_alone=_moving_average(self.files_alone, alone))
 
 
-def _mixed(before: float, now: float) -> float:
+def _moving_average(before: float, now: float) -> float:
     return before + NEWEST_WEIGHT * (now - before)
 
 
 def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
-    return dict(_descending(sizes)[:MAX_PREDICTED])
+    return dict(_by_descending_size(sizes)[:MAX_PREDICTED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,7 @@ class Distribution:
         return self.shuffle is not None
 
 
-def decide(  # noqa: PLR0913 - the facts about one batch
+def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
     recent: Recent,
     *,
@@ -108,17 +101,14 @@ def decide(  # noqa: PLR0913 - the facts about one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide whether to shuffle a batch of `tasks` tasks.
-
-    `before` is the decision for the previous batch; None for the first batch.
-    """
+    """Decide whether to shuffle a batch of `tasks` tasks. `before` is the decision for the previous batch, if any."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
         return Distribution(None, "the table has no partitions")
     if tasks == 1:
         return Distribution(None, "one task writes the batch")
-    found = _expected(recent, tasks=tasks, target_file_bytes=target_file_bytes)
+    found = _expected_distribution(recent, tasks=tasks, target_file_bytes=target_file_bytes)
     if declared == "hash":
         return replace(found, reason=f"distribution: hash; {found.reason}")
     bound = END if before is not None and before.shuffled else BEGIN
@@ -128,9 +118,8 @@ def decide(  # noqa: PLR0913 - the facts about one batch
     return replace(found, shuffle=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
 
 
-def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    """Return a decision to shuffle, with the number of files expected with and without the shuffle."""
-    shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
+def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
+    shares = assign_writers({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
@@ -138,14 +127,16 @@ def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribu
     return Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
 
 
-def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
+def assign_writers(
+    sizes: Mapping[PartitionKey, float], writers: int
+) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
     """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
 
     Uses McNaughton's wrap-around rule: the partitions are laid end to end, the largest first, and the line is divided
     into one equal length per writer. So fewer partitions are divided than there are writers. Very small pieces are not
     split off, so no writer gets more than `1 + 2 * SLIVER` times the equal length.
     """
-    ordered = _descending(sizes)
+    ordered = _by_descending_size(sizes)
     length = sum(size for _, size in ordered) / writers
     shares: dict[PartitionKey, tuple[tuple[int, float], ...]] = {}
     start = 0.0
@@ -155,16 +146,18 @@ def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionK
             (writer, min(end, length * (writer + 1)) - max(start, length * writer))
             for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
         ]
-        shares[key] = _cut([p for p in parts if p[1] >= SLIVER * length] or [max(parts, key=itemgetter(1))])
+        shares[key] = _cumulative_shares(
+            [p for p in parts if p[1] >= SLIVER * length] or [max(parts, key=itemgetter(1))]
+        )
         start = end
     return shares
 
 
-def _cut(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def _cumulative_shares(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Divide `[0, 1)` among the writers in proportion to their sizes. Returns each writer with the end of its part."""
     ends = list(accumulate(size for _, size in parts))
     return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 
 
-def _descending(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
+def _by_descending_size(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
     return sorted(sizes.items(), key=lambda item: (-item[1], [(value is not None, value or "") for value in item[0]]))

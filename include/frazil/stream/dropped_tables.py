@@ -1,8 +1,7 @@
 """Finds tables of a route that were dropped or renamed, so that the catalog no longer has them.
 
-Another table may now have the name. The default table's batches had rows for the lost table, so the remaining tables do
-not have all rows of the route. An operator registers the lost table again, or lets the route continue with the table
-that now has the name, or with a new table.
+Another table may now have the name. An operator registers the lost table again, or lets the route continue without its
+former rows.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Maximum number of dropped tables that are reported with their remedy. Further dropped tables are only counted."""
+"""Maximum number of dropped tables that are reported with their remedy. Others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,13 @@ class DroppedTable:
 
 
 def dropped_tables(
-    spec: StreamSpec, tables: StreamTables, there: Mapping[Target, Table] | None = None
+    spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
     """Return the tables that the route still declares but that were dropped or renamed, ordered by name.
 
-    `there` has the route's loaded tables. If it is given, the result includes tables whose name another table now has.
-
-    Lists the stream's member objects and each namespace. With `there`, also reads one small object per table. Raises
-    the errors of the catalog and the storage.
+    With the route's loaded tables in `loaded`, includes tables whose name another table now has. Lists the stream's
+    member objects and each namespace, and reads one small object for each table in `loaded`. Raises the errors of the
+    catalog and the storage.
     """
     if spec.route is None:
         return []
@@ -69,36 +67,34 @@ def dropped_tables(
         return []
     catalog = tables.main.current().catalog
     with catalog_errors(catalog.name):
-        gone = _absent(catalog, names)
-    read = sorted(gone if there is None else names)
-    members = in_parallel(lambda name: member_of(tables, name), read) if read else []
+        gone = _find_missing_names(catalog, names)
+    read = sorted(gone if loaded is None else names)
+    members = in_parallel(lambda name: member_of(tables, name), read)
     found = []
     for member in members:
-        if member is None or not still_has(spec, member):
+        if member is None or not route_includes(spec, member):
             continue
-        again = None if member.target in gone or there is None else _made_again(catalog, member, there)
-        if member.target in gone or again is not None:
-            sentence = dropped_sentence(spec, tables, member, again)
-            found.append(DroppedTable(member.target, sentence, Gone.REPLACED if again else Gone.MISSING))
+        replacement = None if member.target in gone or loaded is None else _find_replacement(catalog, member, loaded)
+        if member.target in gone or replacement is not None:
+            sentence = dropped_sentence(spec, tables, member, replacement)
+            found.append(DroppedTable(member.target, sentence, Gone.REPLACED if replacement else Gone.MISSING))
     return found
 
 
-def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
-    """Return the table names that the catalog does not have.
-
-    Lists each namespace. Raises the catalog's errors.
-    """
+def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
+    """Return the table names that the catalog does not have. Lists each namespace. Raises the catalog's errors."""
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
-    there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
-    return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
+    return {
+        name for name, exists in zip(unlisted, in_parallel(catalog.table_exists, unlisted), strict=True) if not exists
+    }
 
 
-def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
+def _find_replacement(catalog: Catalog, member: Member, loaded: Mapping[Target, Table]) -> Table | None:
     """Return the table that now has the member's name, if it is not the table that the route had; otherwise None."""
-    table = there.get(member.target)
+    table = loaded.get(member.target)
     if table is None:  # the template did not create the table that has the name now
         try:
             with catalog_errors(catalog.name):
@@ -112,58 +108,55 @@ def behind_default_table(
     spec: StreamSpec,
     tables: StreamTables,
     default_marker: Marker,
-    there: Mapping[Target, Table] | None = None,
+    loaded: Mapping[Target, Table] | None = None,
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """Return the routed tables that are missing rows of the default table, and dropped tables for which no rows wait.
+    """Return routed tables that are missing rows of the default table, and dropped tables for which no rows wait.
 
-    `there` has the route's loaded tables, as for `dropped_tables`. With `only_gone`, existing tables are left out and
-    not loaded.
+    `loaded`: see `dropped_tables`. With `only_gone`, existing tables are left out and not loaded.
     """
-    dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
+    dropped = {found.target: found for found in dropped_tables(spec, tables, loaded)}
 
     def remedy(target: Target) -> str:
         known = dropped.get(target)
-        return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
+        return known.reason if known else dropped_sentence(spec, tables, _member_or_guess(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
-        waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
+        waiting = {target: waiting[target] for target in _find_missing_names(catalog, waiting.keys())}
     behind = tables_behind_among(tables, default_marker, waiting, remedy)
-    if there is None:
+    if loaded is None:
         for b in behind:
-            dropped |= _made_again_meanwhile(spec, tables, b.target)
+            dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
     backfilled = [
         b
-        if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
+        if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=remedy(b.target), gone=Gone.MISSING)
-        for b in tables_missing_backfill(tables, there or {})
+        for b in tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
 
 
-def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Return a report, by target, if another table now has the name of a table that is missing rows; otherwise an empty
-    dict.
-    """
+def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
+    """Map the target to a report if another table now has the name of a table that is missing rows."""
     member = member_of(tables, target)
-    if member is None or not still_has(spec, member):
+    if member is None or not route_includes(spec, member):
         return {}
     try:
-        again = _made_again(tables.main.current().catalog, member, {})
+        replacement = _find_replacement(tables.main.current().catalog, member, {})
     except Exception:  # catalogs' clients raise anything, and the missing rows are reported anyway
         return {}
-    if again is None:
+    if replacement is None:
         return {}
-    return {target: DroppedTable(target, dropped_sentence(spec, tables, member, again), Gone.REPLACED)}
+    return {target: DroppedTable(target, dropped_sentence(spec, tables, member, replacement), Gone.REPLACED)}
 
 
-def still_has(spec: StreamSpec, member: Member) -> bool:
+def route_includes(spec: StreamSpec, member: Member) -> bool:
     """Whether the route's current declaration includes this table. Pure."""
     route = spec.route
     if route is None or member.target in route.tables.values():
@@ -173,48 +166,40 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
     return route.makes(member.value, member.target)
 
 
-def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table was not created by the template for `value`.
-
-    Always False if `value` is None, as for a named table. Pure.
-    """
+def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
+    """Whether a table was not created by the template for `value`; False for a named table. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
-def route_has(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether the route's current declaration includes this table, or may include it because the table's route value is
-    unknown.
-    """
-    return _may_have(spec, Member(target, _known_value(spec, tables, target), ""))
+def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
+    """Whether the route's current declaration includes this table, or may include it: its value may be unknown."""
+    return _may_include(spec, Member(target, _find_route_value(spec, tables, target), ""))
 
 
-def _may_have(spec: StreamSpec, member: Member) -> bool:
+def _may_include(spec: StreamSpec, member: Member) -> bool:
     route = spec.route
     unknown = route is not None and member.value is None and may_have_made(route, member.target)
-    return unknown or still_has(spec, member)
+    return unknown or route_includes(spec, member)
 
 
-def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
-    """Describe what happened to a table of the route and what to do.
-
-    `again` is the table that now has its name; None if no table has it.
-    """
-    target, catalog, has = member.target, tables.main.catalog_name, _may_have(spec, member)
-    of = f" (made for {member.value!r})" if member.value is not None else ""
+def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, replacement: Table | None = None) -> str:
+    """Describe what happened to a table of the route and what to do. `replacement` is the table that has its name."""
+    target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
+    of = f" (created for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
-    newest, kept = _left(tables, member)
-    if again is not None:
+    newest, kept = _find_leftovers(tables, member)
+    if replacement is not None:
         what = (
-            f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
-            f"the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first "
-            "table was renamed, rename it back"
+            f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}. Drop the new "
+            f"table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the former table was "
+            "renamed, rename it back"
         )
-        first, on = "register the first again", "let the new one go on as it is"
-        if is_of_others(spec, again, member.value):
-            on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
+        first, on = "register the former table again", "continue with the new table"
+        if belongs_to_others(spec, replacement, member.value):
+            on = f"keep the new table as it is, so that records of {member.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
-        first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
+        first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
@@ -225,7 +210,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
 
 def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
     """Describe what to do about a named table that the catalog does not have and that no start has loaded yet."""
-    member = _member_or_like(spec, tables, target)
+    member = _member_or_guess(spec, tables, target)
     if member.location:
         return dropped_sentence(spec, tables, member)
     return (
@@ -234,16 +219,12 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     )
 
 
-def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
-    """Return the member record of a table that the catalog does not have.
-
-    If only an earlier version used the table, no record exists. It is then built from the files in the folder where the
-    table would be created.
-    """
+def _member_or_guess(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
+    """Return the member record of a missing table. If it has none, build the record from the files in its folder."""
     member = member_of(tables, target)
     if member is not None:
         return member
-    value = _known_value(spec, tables, target)
+    value = _find_route_value(spec, tables, target)
     try:
         found = find_remains(tables.main.current().catalog, routed_table(spec, target, value))
     except (FrazilError, OSError):
@@ -251,11 +232,8 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
     return Member(target, value, "" if found is None else found.location)
 
 
-def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """Return the path of the table's newest metadata file, or None, and whether any file of the table is left.
-
-    Returns `(None, False)` if access is denied.
-    """
+def _find_leftovers(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
+    """Return the path of the table's newest metadata file, if it can be read, and whether any of its files are left."""
     if not member.location:
         return None, False
     try:
@@ -275,12 +253,12 @@ def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker. If files of the old table are left, uses another
-    folder.
+    """Create a missing table of the route, empty and without a marker.
 
-    Raises SpecError if the route no longer has the table, and the errors of `ensure_declared`.
+    Uses another folder if files of the old table are left. Raises SpecError if the route no longer has the table, and
+    the errors of `ensure_declared`.
     """
-    value = value_of_dropped(spec, tables, identifier)
+    value = dropped_table_value(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
     found = find_remains(catalog, declared)
     if found is not None:
@@ -288,22 +266,19 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
     write_member(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
 
 
-def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value for which the template creates a table; None for a table that the route names.
-
-    Raises SpecError if the value is unknown.
-    """
+def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
+    """Return the route value of a table; None if the route names the table. Raises SpecError if it is unknown."""
     if spec.route is not None and identifier in spec.route.tables.values():
         return None
-    if (value := _known_value(spec, tables, identifier)) is not None:
+    if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
     raise SpecError(
-        f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
+        f"table {identifier} was dropped, and it is not known for which records it was created: name it in "
         "route.tables until it exists again"
     )
 
 
-def _known_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
+def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     known = [found.value for found in (load_note(tables, identifier), member_of(tables, identifier)) if found]
     known.append(None if spec.route is None else plain_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

@@ -1,21 +1,16 @@
-"""The interface of engines, which run the tasks of a stream's batches. Users run Spark; most tests run an engine in
-their own process.
-
-An engine makes no decisions: it maps a function over the tasks of a batch.
-"""
+"""The interface of engines, which map a function over the tasks of a batch. Users run Spark; most tests do not."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from frazil import errors
+from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.stream.merge_tasks import MergeTasks
-from frazil.stream.stage_rows import StageRows
+from frazil.stream.stage_rows import StageRows, parse_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +20,11 @@ class TaskAnswer:
     result: StageResult
     seconds: float
     partitions: int | None = None
-    """Number of table partitions that the task's rows belong to; None if the rows were not shuffled. Without a shuffle,
-    the task writes one file per partition.
-    """
+    """Number of table partitions of the task's rows; None if the rows were not shuffled."""
 
 
 class RecordSuspected(Exception):
-    """A task of a shuffled batch failed, perhaps because of one record.
-
-    Only staging without a shuffle can identify that record.
-    """
+    """A task of a shuffled batch failed, perhaps because of one record, which staging without a shuffle finds."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -59,17 +49,10 @@ class Engine(Protocol):
         """Start workers for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the tasks' answers.
-
-        Returns no answers if there are no plans. Raises the FrazilError that a task ended with (`read_answers`), or the
-        engine's errors.
-        """
+        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the error that a task ended with."""
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over the plans of merge tasks, and return the answers in the plans' order.
-
-        One task of the engine may run several plans. Raises the engine's errors.
-        """
+        """Map `work` over the plans of merge tasks, and return the answers in order. A task may run several plans."""
 
     def check(self) -> None:
         """Raise an error if the engine has ended and cannot run another batch. Called about once a second."""
@@ -82,26 +65,21 @@ class Engine(Protocol):
 
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of `StageRows`. Raises the FrazilError that a task ended with."""
-    return tuple(_read_answer(json.loads(answer)) for answer in answers)
+    """Parse the answers of `StageRows`. Raises the error that a task ended with."""
+    return tuple(_task_answer(parse_answer(answer)) for answer in answers)
 
 
-def _read_answer(answer: Mapping[str, Any]) -> TaskAnswer:
-    if "error" in answer:
-        raise getattr(errors, answer["error_type"])(answer["error"])
+def _task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
     return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"])
 
 
-def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
+def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     """Join the answers of a shuffled batch: the answer of reader i with that of writer i.
 
     Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
-    exactly the rows that the readers sent. A reader that Spark ran again may have sent other rows.
+    exactly the rows that the readers sent: a reader that Spark ran again may have sent others.
     """
-    found = [json.loads(answer) for answer in answers]
-    for answer in found:
-        if "error" in answer:
-            raise getattr(errors, answer["error_type"])(answer["error"])
+    found = [parse_answer(answer) for answer in answers]
     if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):
         raise RecordSuspected(suspect)
     readers = {answer["read"]: answer for answer in found if "read" in answer}
@@ -109,11 +87,11 @@ def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     sent = {(r, w): rows for r, answer in readers.items() for w, rows in enumerate(answer["sent"]) if rows}
     received = {(int(r), w): rows for w, answer in writers.items() for r, rows in answer["received"].items()}
     if sent != received or readers.keys() != writers.keys() or len(found) != 2 * len(readers):
-        raise errors.StaleBatch("what the tasks of a shuffle wrote is not what they read: the batch is staged again")
-    return tuple(_joined(readers[i], writers[i]) for i in sorted(readers))
+        raise StaleBatch("the tasks of a shuffle wrote other rows than they read: the batch is staged again")
+    return tuple(_join(readers[i], writers[i]) for i in sorted(readers))
 
 
-def _joined(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
-    answer = _read_answer({**reader, "task_s": reader["task_s"] + writer["task_s"]})
+def _join(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
+    answer = _task_answer({**reader, "task_s": reader["task_s"] + writer["task_s"]})
     files = (*answer.result.files, *map(StagedFile.from_json, writer["files"]))
     return replace(answer, result=replace(answer.result, files=files), partitions=reader["partitions"])

@@ -22,21 +22,21 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Evolved:
-    """The changes that were made to a table because of a batch's schema drift, and those that were refused."""
+class EvolutionResult:
+    """The changes of a table because of a batch's schema drift, and the refused changes."""
 
     changes: tuple[str, ...]
-    """A description of each change; empty if the table did not change, so that the batch's files may be committed."""
+    """A description of each change; empty if the table did not change, so that the batch may be committed."""
     refused: tuple[Refusal, ...]
 
 
-def ignored(refused: Sequence[Refusal], *, table: str) -> str:
+def ignored_fields_notice(refused: Sequence[Refusal], *, table: str) -> str:
     """Return the notice about fields of records that cannot become columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
-def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
+def unmatched_records_notice(records: int, names: Sequence[str], *, table: str) -> str:
     """Return the notice about records that have no field of any column."""
     fields = f": their fields are {', '.join(map(repr, names))}" if names else ""
     if {"schema", "payload"} <= set(names):
@@ -46,7 +46,9 @@ def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
     return f"{counted(records, 'record', 'has|have')} no field of any column of {table}{fields}. {remedy}"
 
 
-def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:
+def evolve_table(
+    table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
+) -> EvolutionResult:
     """Change the table as far as the stream's `evolution` allows, so that it accepts the drift.
 
     For a routed table, pass the default table as `main`: the columns get the names that they have there. Raises the
@@ -56,19 +58,18 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, mai
     wanted, dropped = without_hidden(wanted, _hidden(main or table, spec))
     refused = (*refused, *dropped)
     if main is not None and (former := former_columns(main.properties)):
-        wanted, dropped = _renamed(wanted, main.schema(), former)
+        wanted, dropped = _use_current_names(wanted, main.schema(), former)
         refused = (*refused, *dropped)
     if not wanted:
-        return Evolved((), refused)
+        return EvolutionResult((), refused)
     found = evolve(table, spec, wanted)
-    return Evolved(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
+    return EvolutionResult(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
 
 
 def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
-    """Return the schema changes that a routed table needs to accept files that waited in the default table's format.
+    """Return the changes that a routed table needs to accept files that waited in the default table's format.
 
-    Leaves out columns that are empty in all files. With `widening`, also returns changes to wider types and to optional
-    columns.
+    Leaves out columns that are empty in all files. With `widening`, includes wider types and optional columns.
     """
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
@@ -84,28 +85,26 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the field paths that must never become columns.
-
-    These are the fields that `sensitive` drops, and other spellings and former names of the fields that it protects.
-    """
+    """Return the paths of fields, in any spelling, that must never become columns because of `sensitive`."""
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
     schema, former = table.schema(), former_columns(table.properties)
-    columns = {path[0] for path in hidden} | {name for path in hidden for name in _called_now(schema, former, path[0])}
+    columns = {path[0] for path in hidden} | {
+        name for path in hidden for name in _current_names(schema, former, path[0])
+    }
     return [*hidden, *((name,) for name, field in former.items() if current_name(schema, field) in columns)]
 
 
-def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
+def _current_names(schema: Schema, former: Former, name: str) -> list[str]:
     now = current_name(schema, former.get(name))
     return [] if now is None else [now]
 
 
-def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Rename the columns in the changes to the names that `frazil evolve` gave them.
-
-    Changes of columns that it dropped are returned as refusals.
-    """
+def _use_current_names(
+    wanted: Sequence[Change], main: Schema, former: Former
+) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """Use the column names that `frazil evolve` gave. Returns refusals of changes of columns that it dropped."""
     kept: list[Change] = []
     refused: list[Refusal] = []
     for change in wanted:
@@ -119,10 +118,7 @@ def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[li
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that add no hidden field, and a refusal of each other change.
-
-    Names are compared without case.
-    """
+    """Return the changes that add no hidden field, and refusals of the others. Names are compared without case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
@@ -140,9 +136,7 @@ def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[li
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the schema changes that would let the table accept all drift, and refusals of fields that cannot become
-    columns.
-    """
+    """Return the changes that would let the table accept all drift, and fields that cannot become columns."""
     wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

@@ -1,7 +1,6 @@
 """Lets a writer without new records notice that a reset or another writer replaced it.
 
-Every commit checks the epoch. Without this additional check, a replaced writer that receives no records would continue
-to run, and report no lag, until the next record arrives.
+Every commit checks the epoch. Without this check, a replaced writer that receives no records would continue to run.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Checks whether a newer epoch has fenced this one. The first check is `POLL_INTERVAL_S` after the epoch began or
-    the last commit.
+    """Checks whether a newer epoch has fenced this one, `POLL_INTERVAL_S` after the last commit or check.
 
-    The marker is loaded in a thread, because a catalog may take minutes to fail and the writer must continue to stage
-    records. The thread has its own catalog client, because some catalogs' clients may be used by only one thread.
+    The marker is loaded in a thread, because a catalog may take minutes to fail. The thread has its own catalog client,
+    because some clients may be used by only one thread.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -45,55 +43,48 @@ class FenceWatch:
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
     _pending: Future[Marker | None] | None = None
-    _said: bool = False
+    _warned: bool = False
 
     def __post_init__(self) -> None:
-        self.committed()
+        self.postpone()
 
-    def committed(self) -> None:
+    def postpone(self) -> None:
         """Record that a commit has just checked the epoch, which postpones the next check."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Start to load the marker if the last check was `POLL_INTERVAL_S` ago. Raises `Fenced` if a loaded marker has
-        another epoch.
-
-        An error of the catalog does not end the writer: the next check tries again.
-        """
+        """Load the marker if the last check was `POLL_INTERVAL_S` ago. Raises `Fenced` if its epoch is newer."""
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:
-                self._ask(tables)
+                self._load_in_thread(tables)
         elif pending.done():
-            self._pending, self._said = None, False
+            self._pending, self._warned = None, False
             if (error := pending.exception()) is None:
                 check_fence(pending.result(), stream=tables.stream, epoch=epoch)
             else:
-                log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
-        elif waited_s >= POLL_INTERVAL_S and not self._said:
-            self._said = True
+                log.info("cannot check whether another writer took over stream %r: %s", tables.stream, error)
+        elif waited_s >= POLL_INTERVAL_S and not self._warned:
+            self._warned = True
             log.warning(
-                "the catalog %r has not answered for %.0f s whether another writer took over stream %r, which goes on "
-                "reading: check that the catalog answers",
+                "the catalog %r has not answered for %.0f s whether another writer took over stream %r. The writer "
+                "continues: check that the catalog answers",
                 tables.main.catalog_name, waited_s, tables.stream,
             )  # fmt: skip
 
-    def _ask(self, tables: StreamTables) -> None:
+    def _load_in_thread(self, tables: StreamTables) -> None:
         self._checked_s = self.clock()
         pending: Future[Marker | None] = Future()
         self._pending = pending
 
         def work() -> None:
             try:
-                pending.set_result(self._marker(tables))
+                name = tables.main.catalog_name
+                with catalog_errors(name):
+                    if self._catalog is None:
+                        self._catalog = self.open(name)
+                    pending.set_result(tables.load_marker_with(self._catalog))
             except Exception as error:  # catalogs' clients raise anything
                 pending.set_exception(error)
 
         self.start(work)
-
-    def _marker(self, tables: StreamTables) -> Marker | None:
-        name = tables.main.catalog_name
-        with catalog_errors(name):
-            if self._catalog is None:
-                self._catalog = self.open(name)
-            return tables.load_marker_with(self._catalog)

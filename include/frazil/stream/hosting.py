@@ -1,7 +1,7 @@
 """The resources of a writer's process. A single writer creates its own; several writers in one process share them.
 
-A hundred writers, each with its own heartbeat thread, Kafka client and poll per second, would use a whole core even
-without new records. And if all ran their batches at once, each batch would take a hundred times as long.
+A hundred writers, each with its own threads, Kafka client and poll per second, would use a whole core even without new
+records. If all ran their batches at once, each batch would take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import Marker, read_marker
+from frazil.events import CommitRecordsFolded, StreamEvent
 from frazil.history.recording_threads import RecordingThreads
 from frazil.kafka.client import AdminClient
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
 from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -25,12 +32,14 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 HEARTBEAT_INTERVAL_S = 3.0
 """Interval (s) of heartbeats that a shared thread sends. Readers consider a heartbeat stale after ten seconds."""
-PLANNED_S = 5.0
+MAX_POLLING_S = 5.0
 """Maximum polling interval (s) of each planner if a process has many writers."""
-FOLD_S = 600.0
+FOLD_INTERVAL_S = 600.0
+PAUSE_S = 1.0
+"""Pause (s) after each folded object, so that folding years of records does not slow batches down."""
 
 
-class Turns:
+class Slots:
     """A semaphore that admits up to `count` threads at once, in the order of their requests."""
 
     def __init__(self, count: int) -> None:
@@ -41,71 +50,71 @@ class Turns:
         self._lock = threading.Lock()
 
     @contextmanager
-    def turn(self, *, unless: Callable[[], bool], waits: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a slot, and hold it during the context. Yields False, without a slot, if `unless` returns True
+    def slot(self, *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> Iterator[bool]:
+        """Wait for a slot, and hold it during the context. Yields False, without a slot, if `cancelled` returns True
         first.
 
-        `waits` is called every second while the thread waits.
+        `on_wait` is called every second while the thread waits.
         """
-        if not self._take(unless, waits):
+        if not self._acquire(cancelled, on_wait):
             yield False
             return
-        mine = threading.get_ident()
-        self._holders.add(mine)
+        thread_id = threading.get_ident()
+        self._holders.add(thread_id)
         try:
             yield True
         finally:
-            if mine in self._holders:
-                self._holders.remove(mine)
-                self._give()
+            if thread_id in self._holders:
+                self._holders.remove(thread_id)
+                self._release()
 
-    def lend(self, wait: Callable[[], object], *, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
+    def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         """Release this thread's slot, call `wait`, and then queue for a slot again.
 
-        Returns True if `unless` returns True meanwhile; the thread then has no slot. `waits` is called every second
-        while the thread queues. If the thread had no slot, only `wait` is called.
+        Returns True if `cancelled` returns True meanwhile; the thread then has no slot. `on_wait` is called every
+        second while the thread queues. If the thread had no slot, only `wait` is called.
         """
-        mine = threading.get_ident()
-        lent = mine in self._holders
+        thread_id = threading.get_ident()
+        lent = thread_id in self._holders
         if lent:
-            self._holders.remove(mine)
-            self._give()
+            self._holders.remove(thread_id)
+            self._release()
         wait()
-        if unless():
+        if cancelled():
             return True
         if lent:
-            if not self._take(unless, waits):
+            if not self._acquire(cancelled, on_wait):
                 return True
-            self._holders.add(mine)
+            self._holders.add(thread_id)
         return False
 
-    def _take(self, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
-        mine = threading.Event()
+    def _acquire(self, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
+        event = threading.Event()
         with self._lock:
             if self._free:
                 self._free -= 1
                 return True
-            self._waiting.append(mine)
+            self._waiting.append(event)
         try:
-            while not mine.wait(1.0):
-                waits()
-                if unless() and self._leave(mine):
+            while not event.wait(1.0):
+                on_wait()
+                if cancelled() and self._leave(event):
                     return False
         except BaseException:
-            if not self._leave(mine):
-                self._give()
+            if not self._leave(event):
+                self._release()
             raise
         return True
 
-    def _leave(self, mine: threading.Event) -> bool:
+    def _leave(self, event: threading.Event) -> bool:
         """Leave the queue. Returns False if a slot was already assigned."""
         with self._lock:
-            if mine.is_set():
+            if event.is_set():
                 return False
-            self._waiting.remove(mine)
+            self._waiting.remove(event)
             return True
 
-    def _give(self) -> None:
+    def _release(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -186,11 +195,8 @@ class Foldings:
         self._over.set()  # a daemon thread: an interruption at any point loses nothing
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` every ten minutes.
-
-        The first call is in ten minutes, because a starting writer has more urgent work.
-        """
-        self._due_s[fold] = time.monotonic() + FOLD_S
+        """Call `fold` every ten minutes, first in ten minutes: a starting writer has more urgent work."""
+        self._due_s[fold] = time.monotonic() + FOLD_INTERVAL_S
 
     def remove(self, fold: Callable[[], object]) -> None:
         self._due_s.pop(fold, None)
@@ -200,15 +206,12 @@ class Foldings:
             now_s = time.monotonic()
             if fold := next((one for one, due_s in list(self._due_s.items()) if due_s <= now_s), None):
                 if fold in self._due_s:
-                    self._due_s[fold] = now_s + FOLD_S
+                    self._due_s[fold] = now_s + FOLD_INTERVAL_S
                 fold()
 
 
 class KafkaClients:
-    """Shares one Kafka admin client among all writers with the same brokers and credentials.
-
-    Each client has threads and connections. A client is destroyed when no writer uses it any longer.
-    """
+    """Shares one Kafka admin client among writers with the same brokers and credentials, while any uses it."""
 
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[frozenset[tuple[str, str]], AdminClient] = WeakValueDictionary()
@@ -234,7 +237,63 @@ class Hosting:
     """The shared thread that folds commit records; None if the writer has its own."""
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    turns: Turns = field(default_factory=lambda: Turns(1))
+    slots: Slots = field(default_factory=lambda: Slots(1))
     """Slots for take-overs and batches."""
-    planned_s: float = 1.0
+    max_polling_s: float = 1.0
     """The planner's maximum polling interval (s). Batches start earlier by this time."""
+
+
+@dataclass(slots=True)
+class RecordFolding:
+    """Folds a stream's old commit records in a thread with its own clients. An interrupted fold is continued later."""
+
+    spec: StreamSpec
+    emit: Callable[[StreamEvent], None]
+    others: Foldings | None = None
+    """The thread that folds the records of several streams; None if this stream has its own thread."""
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> RecordFolding:
+        if self.others is not None:
+            self.others.add(self._try)
+        else:  # a daemon thread: an interruption at any point loses nothing
+            threading.Thread(target=self._run, name="fold-records", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self.others is not None:
+            self.others.remove(self._try)
+
+    def _try(self) -> None:
+        try:
+            self.fold()
+        except Exception as error:  # catalogs and storages raise anything, and the next run tries again
+            log.warning("old commit records of stream %r were not folded: %r", self.spec.name, error)
+
+    def _run(self) -> None:
+        while True:
+            self._try()
+            if self._over.wait(FOLD_INTERVAL_S):
+                return
+
+    def fold(self) -> int:
+        """Fold old commit records, and return how many were folded. Raises the catalog's and the storage's errors."""
+        table = open_existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
+
+        def marker_now() -> Marker | None:
+            return read_marker(table.refresh().metadata.properties, self.spec.name)
+
+        marker = marker_now()
+        if marker is None:
+            return 0
+        store = open_store(table.location(), table.io.properties)
+        folded = 0
+        journals = JournalStore(store, state_location(table, self.spec.name))
+        for count in journals.fold(marker, forgotten=lambda: marker_now() is None):
+            folded += count
+            if self._over.wait(PAUSE_S):
+                break
+        if folded:
+            self.emit(CommitRecordsFolded(folded))
+        return folded

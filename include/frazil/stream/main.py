@@ -23,10 +23,7 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Run the writer, and return the process's exit code (see `frazil.errors`).
-
-    Unexpected exceptions are not caught, so that they appear as a crash.
-    """
+    """Run the writer, and return its exit code (see `frazil.errors`). Unexpected exceptions are not caught."""
     try:
         write(spec, until_caught_up=until_caught_up)
     except FrazilError as error:
@@ -36,8 +33,7 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Run the writer until SIGTERM or SIGINT. The current batch is still committed. Returns whether a signal ended the
-    writer.
+    """Run the writer until SIGTERM or SIGINT, which commits the current batch. Returns whether a signal ended it.
 
     `sinks` receive the writer's events. The log goes to standard error. Raises the errors of `Writer.run`.
     """

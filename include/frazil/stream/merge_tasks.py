@@ -11,13 +11,14 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from frazil import __version__, clock, errors
-from frazil.errors import FrazilError, VersionChanged
+from frazil import __version__, clock
+from frazil.errors import FrazilError
 from frazil.ingest.contract import TargetTable
 from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
 from frazil.merge.task import merge
 from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import MERGE_PERIOD_S, ProgressFolder
+from frazil.stream.stage_rows import VersionRefusal, error_answer, parse_answer, rebuild
 from frazil.table.storage_mistakes import translate_staging_failure
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine sends to its executors.
-
-    It returns a FrazilError as an answer instead of raising it, like `StageRows`.
-    """
+    """The function that an engine sends to its executors. Like `StageRows`, it returns a FrazilError as an answer."""
 
     contexts: tuple[MergeContext, ...]
     """The merge contexts of one job, all of the same stream. Each plan has the index of its context."""
@@ -49,18 +47,16 @@ class MergeTasks:
         return self.contexts[0].stream
 
     def _answer(self, plan: str) -> str:
-        found_plan = json.loads(plan)
-        context, task = self.contexts[found_plan["context"]], MergeTask.from_json(found_plan["task"])
+        found = json.loads(plan)
+        context, task = self.contexts[found["context"]], MergeTask.from_json(found["task"])
         try:
-            return json.dumps(merge(context, task, on_progress=self._reporter(found_plan["number"])).to_json())
+            return json.dumps(merge(context, task, on_progress=self._reporter(found["number"])).to_json())
         except FrazilError as error:
-            found: FrazilError = error
+            return json.dumps(error_answer(error))
         except OSError as error:
-            meant = translate_staging_failure(context.target.folder, error)
-            if meant is None:
+            if (meant := translate_staging_failure(context.target.folder, error)) is None:
                 raise
-            found = meant
-        return json.dumps({"error_type": type(found).__name__, "error": str(found)})
+            return json.dumps(error_answer(meant))
 
     def _reporter(self, task: int) -> Callable[[int], None]:
         period_s = max(self.progress.period_s, MERGE_PERIOD_S)
@@ -78,8 +74,6 @@ class MergeTasks:
 
 @dataclass(slots=True)
 class _Request:
-    """One request to merge: its tasks, and a future for their results."""
-
     context: MergeContext
     tasks: Sequence[MergeTask]
     results: Future[Sequence[MergeResult]] = field(default_factory=Future)
@@ -96,7 +90,7 @@ class MergeRun:
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     """`Engine.merge`."""
     progress: ProgressFolder
-    ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
+    on_job: Callable[[int, float], object] = lambda _tasks, _seconds: None
     """Called after each job, with the number of its tasks and its duration in seconds."""
     _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
@@ -135,7 +129,7 @@ class MergeRun:
             for request in job if len(job) > 1 else ():  # an error of one table must not stop the others
                 self._run([request])
             return
-        self.ran(len(plans), time.monotonic() - began)
+        self.on_job(len(plans), time.monotonic() - began)
         for request in job:
             try:
                 request.results.set_result(read_results([next(answers) for _ in request.tasks]))
@@ -143,34 +137,9 @@ class MergeRun:
                 request.results.set_exception(error)
 
 
-@dataclass(frozen=True)
-class MergeRefusal:
-    """Replaces `MergeTasks` that a driver of another version sent.
-
-    It answers each task with an error, which ends the writer.
-    """
-
-    sentence: str
-
-    def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
-        return (json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence}) for _ in tasks)
-
-
-def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
-    """Rebuild the merge function that a driver sent, or return a refusal if the driver has another version.
-
-    Drivers of other versions call this function. So keep its name, and `version` and `context.stream` in the argument.
-    """
-    stream = work["context"]["stream"]
-    try:
-        if work["version"] == __version__:
-            return MergeTasks(tuple(map(_context, work["contexts"])), ProgressFolder(**work["progress"]))
-        why = f"version {work['version']}, and version {__version__} was installed since"
-    except (KeyError, TypeError) as error:
-        why = f"other code of version {__version__} than is installed by now ({error})"
-    return MergeRefusal(
-        f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed"
-    )
+def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | VersionRefusal:
+    """Rebuild the merge function that a driver sent, or return a refusal: see `frazil.stream.stage_rows.shipped`."""
+    return rebuild(work, lambda: MergeTasks(tuple(map(_context, work["contexts"])), ProgressFolder(**work["progress"])))
 
 
 def _context(value: Mapping[str, Any]) -> MergeContext:
@@ -180,10 +149,4 @@ def _context(value: Mapping[str, Any]) -> MergeContext:
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
     """Parse the answers of `MergeTasks` in task order. Raises the FrazilError that a task ended with."""
-    return tuple(_read(json.loads(answer)) for answer in answers)
-
-
-def _read(answer: Mapping[str, Any]) -> MergeResult:
-    if "error" in answer:
-        raise getattr(errors, answer["error_type"])(answer["error"])
-    return MergeResult.from_json(answer)
+    return tuple(MergeResult.from_json(parse_answer(answer)) for answer in answers)

@@ -1,5 +1,4 @@
-"""The planner's decisions: when to start a batch, at which offsets it ends, and how its ranges are divided among tasks.
-Pure.
+"""Plans batches: when a batch starts, at which offsets it ends, and how its ranges are divided among tasks.
 
 Times are seconds of a monotonic clock. Producers' timestamps are not used.
 """
@@ -7,13 +6,57 @@ Times are seconds of a monotonic clock. Producers' timestamps are not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby, pairwise
 
-from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.commit.journal import Journal
+from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
+from frazil.errors import StaleBatch
+from frazil.host.exchange import Exchange
+from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
+
+_RATES = "rates.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The offsets at which a batch ends. The batch's journal and the marker record them."""
+
+    offsets: Mapping[TopicPartition, int]
+    idle: frozenset[TopicPartition] = frozenset()
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The epoch of the leader that had the last record before each offset, if known."""
+    transaction: LastTransaction = NO_TRANSACTION
+    """The last source transaction before these offsets, if the stream reads whole transactions."""
+
+    @classmethod
+    def from_marker(cls, marker: Marker) -> Position:
+        return cls(marker.offsets, marker.idle, marker.leader_epochs, marker.transaction)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerReport:
+    """The planner's last observation."""
+
+    ends: Mapping[TopicPartition, int]
+    """The offsets up to which records may be read."""
+    began: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The first offsets of partitions that appeared while the writer ran and that are not in a marker yet."""
+    in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Number of offsets that wait for transactions to end, for each partition that has such offsets."""
+    transaction: str = ""
+    """The source transaction that the offsets wait for, and what to do; empty for Kafka's own transactions."""
+    observed_at_ms: int = 0
+    """Time of the observation, in milliseconds since 1970."""
+
+    def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return the number of records after these offsets, for each topic-partition that has such records."""
+        starts = {**self.began, **offsets}
+        lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
+        return {tp: lag for tp, lag in lags.items() if lag > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +73,18 @@ class Rates:
     """Factor by which the commit interval is stretched (`frazil.stream.throttle`)."""
 
 
+def write_rates(exchange: Exchange, rates: Rates) -> None:
+    exchange.write(_RATES, asdict(rates))
+
+
+def read_rates(exchange: Exchange) -> Rates:
+    """Return the rates of earlier batches; the defaults if none are stored or the document is malformed."""
+    try:
+        return Rates(**dict(exchange.read(_RATES)))
+    except (ValueError, TypeError):
+        return Rates()
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
     """A stream's commit settings, in the planner's units."""
@@ -42,7 +97,7 @@ class BatchPolicy:
     longest_interval_s: float = 0.0
     """Maximum interval (s) to which throttling may stretch the commit interval."""
     drain: bool = False
-    """Whether to start a batch at once while any record is unread, because the writer must catch up and end."""
+    """Whether the writer must catch up and end, so that batches start while any record is unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +112,12 @@ def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
     return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
 
 
-def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
+def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
     """Decide whether to start a batch now.
 
     A batch starts if it is large enough, or if a later start would commit its oldest record after the commit interval.
-    `oldest_age_s` is the time since the oldest unread record was first seen. It is None if that time is unknown because
-    the writer has just started; then the batch starts at once.
+    `oldest_age_s` is the time since the oldest unread record was first seen. It is None for a writer that has just
+    started; then the batch starts at once.
     """
     if unread <= 0:
         return BatchDecision(False, "nothing is unread")
@@ -83,13 +138,13 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
     return BatchDecision(False, f"{oldest}, due at {deadline_s:.1f} s")
 
 
-def bounded_ends(
+def limit_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
     """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
 
-    Otherwise each partition gets a share of `max_records` in proportion to its lag. Then all partitions of a backlog
-    progress together, so that the watermark moves. No end is before the partition's position.
+    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that the watermark moves. No end
+    is before the partition's position.
     """
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
@@ -100,41 +155,31 @@ def bounded_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return the number of tasks: one for each file of the target size, and more only if the batch would exceed the
-    interval.
-    """
+    """Return the number of tasks: one for each file of the target size, and more if these would exceed the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
 
 
-def assign(
+def assign_tasks(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Split the unread offsets into tasks of equal size, however the lag is distributed among the partitions; see
-    `spread`.
-
-    A task has at most one range of a topic-partition, because a consumer can read a topic-partition at only one
-    position.
-    """
-    return spread(
+    """Split the unread offsets into tasks of equal size, each with at most one range of a topic-partition."""
+    return split_ranges(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
         tasks=tasks,
     )
 
 
-def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Split the ranges into `tasks` tasks, as if they were laid end to end.
-
-    The tasks' lengths differ by at most one offset.
-    """
+def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
+    """Split the ranges, laid end to end, into `tasks` tasks whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
-    pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
+    pieces = [list(_part_of_ranges(ranges, a, b)) for a, b in pairwise(edges)]
     return tuple(StageTask(index, tuple(piece)) for index, piece in enumerate(filter(None, pieces)))
 
 
-def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
+def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
     """Yield the part `[low, high)` of the ranges, counted as if they were laid end to end."""
     at = 0
     for r in ranges:
@@ -145,7 +190,7 @@ def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[Off
         at += length
 
 
-def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
+def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
     """Return the rates after one more batch: a moving average in which a large batch weighs more."""
     if records <= 0:
         return old
@@ -160,3 +205,44 @@ def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, over
         task_seconds_per_record=mix(old.task_seconds_per_record, max(task_s, 0.0) / records),
         overhead_s=mix(old.overhead_s, max(overhead_s, 0.0)),
     )
+
+
+def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
+    """Update the planner's rates after a batch that took `batch_s` seconds in all."""
+    rates = average_rates(
+        read_rates(exchange),
+        records=journal.records,
+        written_bytes=sum(f.bytes for f in journal.staged_for("main")),
+        task_s=sum(task_s),
+        overhead_s=batch_s - max(task_s, default=0.0),
+    )
+    write_rates(exchange, rates)
+
+
+def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
+    """Join the pieces that several tasks read into one range per topic-partition.
+
+    Raises `StaleBatch` if offsets between two pieces were not read. Only a bug can cause this, and such a batch must
+    never be journaled.
+    """
+    whole = []
+    in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
+    for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):
+        parts = list(group)
+        if any(a.end != b.start for a, b in pairwise(parts)):
+            raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
+        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
+        whole.append(
+            RangeProgress(
+                topic,
+                partition,
+                parts[0].start,
+                parts[-1].end,
+                records=sum(p.records for p in parts),
+                rejected=sum(p.rejected for p in parts),
+                dropped=sum(p.dropped for p in parts),
+                max_event_time_us=max(times, default=None),
+                future=sum(p.future for p in parts),
+            )
+        )
+    return tuple(whole)

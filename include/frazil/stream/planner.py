@@ -1,4 +1,4 @@
-"""The planner: polls Kafka once a second for the ends of the stream's logs, and chooses where the next batch ends.
+"""The planner: polls Kafka for the ends of the stream's logs, and chooses where the next batch ends.
 
 It reports its observations to the heartbeat's thread, which computes lag and stalls.
 """
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from frazil.clock import now_ms
 from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
@@ -23,9 +22,16 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
-from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
-from frazil.stream.planner_exchange import PlannerReport, read_rates
-from frazil.stream.position import Position
+from frazil.stream.plan import (
+    BatchPolicy,
+    PlannerReport,
+    Position,
+    assign_tasks,
+    decide_batch,
+    limit_ends,
+    read_rates,
+    task_count,
+)
 from frazil.stream.whole_transactions import WholeTransactions
 
 log = logging.getLogger(__name__)
@@ -37,14 +43,11 @@ MAX_ABSENT_POLLS = 3
 QUEUE_DECAY = 0.8
 """Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Time (s) without a response from Kafka before a warning. Brokers that start or elect leaders respond with errors for
-some seconds, which need no warning.
-"""
+"""Time (s) without a response from Kafka before a warning. Starting brokers respond with errors for some seconds."""
 WARN_S = 30.0
-"""Interval (s) of the warnings that Kafka does not respond. They appear in the terminal and in the Airflow task's log.
-"""
+"""Interval (s) of the warnings that Kafka does not respond."""
 UNREACHABLE_S = 120.0
-"""Time (s) without a response from Kafka after which the writer ends. Its supervisor then restarts it."""
+"""Time (s) without a response from Kafka after which the writer ends, and its supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class PlannerSettings:
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """The location of the stored rates, as an argument for `frazil.host.exchange.open_exchange`."""
+    """The location of the stored rates, for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_S
     """Minimum interval (s) between two polls of Kafka."""
 
@@ -67,8 +70,8 @@ class BatchPlanner:
 
     `clock` returns monotonic seconds. `clock_ms` returns the wall clock's time, and is used only to date the reports.
 
-    The position has every topic-partition of the marker. Topic-partitions of topics that are no longer declared keep
-    their offsets, are not read, and count as idle. If they are declared again, they continue from these offsets.
+    The position has every topic-partition of the marker. Topic-partitions of topics that are no longer declared are not
+    read, and count as idle. If they are declared again, they continue from their offsets.
     """
 
     settings: PlannerSettings
@@ -80,41 +83,29 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When each partition's oldest unread record was first seen, in seconds of `clock`; None if the record existed at
-    the start.
-    """
+    """When each partition's oldest unread record was first seen (`clock`); None if it existed at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
-    """When each partition last had a record after the position, in seconds of `clock`. Records in open transactions
-    count.
-    """
+    """When each partition last had a record after the position (`clock`), even in an open transaction."""
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     silent_since: float | None = None
-    """When the first poll in a row without a response was made, in seconds of `clock`; None if Kafka responded to the
-    last poll.
-    """
+    """When the first poll in a row without a response was made (`clock`); None after a response."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time (s) that a recent batch waited for a slot because other streams had all slots. It decays with
-    each batch.
-    """
+    """The longest time (s) that a recent batch waited for a slot. It decays with each batch."""
     asking: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
-    found_wrong: Exception | None = None
+    poll_error: Exception | None = None
     """An error that `observe` found, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Number of polls that missed a topic, for topics of the position that match the stream's pattern but are not in
-    Kafka.
-    """
+    """Number of polls that missed a topic, for topics of the position that match the stream's pattern."""
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """Maps each partition that appeared while the writer ran to its first offset."""
     whole: WholeTransactions | None = None
-    """Finds the boundaries of source transactions; None unless the stream declares that every batch has whole
-    transactions.
-    """
+    """Finds the boundaries of source transactions; None unless batches must have whole transactions."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -126,43 +117,37 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return the position where the next batch must end; the unchanged position if no batch should start now.
-
-        Raises the error that the last poll or `observe` found.
-        """
+        """Return where the next batch must end; the unchanged position without one. Raises errors of the last poll."""
         with self.asking:
-            if self.found_wrong is not None:
-                raise self.found_wrong
+            if self.poll_error is not None:
+                raise self.poll_error
             now = self.clock()
-            return self._decide(now) if self._poll_if_due(now) else self.position
+            return self._choose_position(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
-        """Poll Kafka while a batch runs, so that the lag is known. Errors are raised later, by `next_position`."""
+        """Poll Kafka while a batch runs, so that the lag is known. `next_position` raises the errors later."""
         with self.asking:
-            if self.found_wrong is None:
+            if self.poll_error is None:
                 try:
                     self._poll_if_due(self.clock())
                 except Exception as error:
-                    self.found_wrong = error
+                    self.poll_error = error
 
-    def queued(self, seconds: float) -> None:
-        """Record how many seconds a batch waited for its slot.
+    def record_queue_time(self, seconds: float) -> None:
+        """Record how many seconds a batch waited for its slot, so that the next batches start earlier.
 
-        The next batches start earlier by this time, at most by a quarter of the commit interval. Without this maximum,
-        streams that wait for each other would commit more and more often, and wait even longer.
+        They start earlier by at most a quarter of the commit interval. Otherwise streams that wait for each other would
+        commit more and more often, and wait even longer.
         """
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Whether records from this offset on are held back because the source transaction there has not ended."""
-        return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
+        return self.whole is not None and self.whole.stuck and tp in self._read_offsets() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that matches the pattern counts as deleted.
-
-        The planner no longer waits for the records of such a topic.
-        """
+        """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
@@ -177,21 +162,14 @@ class BatchPlanner:
                 return False
         return True
 
-    def plans(self, start: Position, end: Position) -> list[str]:
+    def plans(self, begin: Position, until: Position) -> list[str]:
         """Return the tasks of the batch between two positions, each as JSON text. An empty commit has no tasks."""
-        return [json.dumps(task) for task in self.tasks(start, end)]
-
-    def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
-        """Return the tasks of the batch between two positions as JSON values.
-
-        A batch that reads nothing has no tasks.
-        """
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
-        planned = assign(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
-        return tuple(task.to_json() for task in planned)
+        tasks = assign_tasks(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
+        return [json.dumps(task.to_json()) for task in tasks]
 
     def _poll(self, now: float) -> None:
         ends = dict(self.ends)
@@ -199,19 +177,19 @@ class BatchPlanner:
             self._describe(ends)
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
-        read = self._read()
+        read = self._read_offsets()
         if self.whole:
             self.whole.listen()
         try:
-            cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
+            truncated = self.watch.poll(self.kafka, read, self.position.leader_epochs)
         except TopicMissing:
             self.described_at = float("-inf")  # the next poll describes the topics again
             raise
-        if cut and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
+        if truncated and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._describe(ends)
-        check_not_truncated(read, cut, stream=self.settings.stream)
+        check_not_truncated(read, truncated, stream=self.settings.stream)
         if self.whole:
-            self._hold_back(self.whole, read)
+            self._limit_to_whole_transactions(self.whole, read)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
                 # A new record may have arrived right after the last poll.
@@ -221,37 +199,34 @@ class BatchPlanner:
             if not self.watch.is_silent(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
-        self._answered(now)
+        self._record_answer(now)
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.in_transactions()
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
-    def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Let the readable part of each log end before the first source transaction that has not ended.
-
-        Raises SpecError if the topic has several partitions.
-        """
+    def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
+        """Let the log end before the first source transaction that has not ended. Raises SpecError for several logs."""
         if len(read) > 1:
             raise SpecError(
                 f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic of one partition, "
-                f"in which transactions lie in the source's order, and {sorted(read)[0][0]} has {len(read)}: leave it "
-                "out, or let the connector write into a topic of one"
+                f"whose transactions are in the source's order. Topic {sorted(read)[0][0]} has {len(read)}: remove the "
+                "option, or let the connector write into a topic of one partition"
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)
             self.watch.stable[tp] = min(end, max(start, whole.at))  # applies if the brokers stop responding now
             self.watch.stable[tp] = whole.follow(tp, start, end)
 
-    def _read(self) -> dict[TopicPartition, int]:
+    def _read_offsets(self) -> dict[TopicPartition, int]:
         """Return the position's offsets of topics that are declared and exist."""
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Add new partitions at their first offsets. Raises an error if a topic was recreated, or if unread records
-        were deleted.
+        """Add new partitions at their first offsets.
 
-        `ends` are from the poll before, because a recreated topic has other ends. They are used in the error message.
+        Raises an error if a topic was recreated, or if unread records were deleted. Its message uses `ends`, which are
+        from the poll before: a recreated topic has other ends.
         """
         found = self.kafka.describe()
         try:
@@ -259,7 +234,7 @@ class BatchPlanner:
         except TopicRecreated as error:
             now = found.identity.topic_ids
             made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
-            raise TopicRecreated(f"{error}{self._unread(made_again, ends)}") from error
+            raise TopicRecreated(f"{error}{self._unread_sentence(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
         self.polls += 1
@@ -273,17 +248,13 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if a topic of the position exists but is hidden by its ACLs. The watermark must wait for
-        such a topic.
-
-        A topic that already counts as deleted is not checked, because its ACLs may be deleted after it.
-        """
+        """Raise AccessDenied if ACLs hide an existing topic of the position that does not count as deleted."""
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
         if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
             self.kafka.check_not_hidden(missing)
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count how many polls in a row missed each topic of the position. Only topics of a pattern may be missing."""
+        """Count the polls in a row that missed a topic of the position, which only a pattern's topics may miss."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -291,11 +262,11 @@ class BatchPlanner:
                 continue
             self.absent[topic] = polls = self.absent.get(topic, 0) + 1
             if polls == 1:
-                unread = self._forget(topic)
+                unread = self._forget_topic(topic)
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
-    def _forget(self, topic: str) -> int:
-        """Discard the known ends of a deleted topic's logs. Returns how many known records were not read."""
+    def _forget_topic(self, topic: str) -> int:
+        """Discard the known log ends of a deleted topic. Returns how many known records were not read."""
         unread = 0
         for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
             unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
@@ -303,12 +274,12 @@ class BatchPlanner:
             self.first_seen.pop(tp, None)
         return unread
 
-    def _unread(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """Return a sentence about the unread records that these topics had before `ends`; empty if there are none."""
+    def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
+        """Return a sentence about the unread records that these topics had before `ends`; empty without any."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
 
-    def _answered(self, now: float) -> None:
+    def _record_answer(self, now: float) -> None:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
@@ -319,25 +290,25 @@ class BatchPlanner:
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
-            what = "been missing what the stream reads" if isinstance(error, TopicMissing) else "been silent"
+            what = "not had a topic of the stream" if isinstance(error, TopicMissing) else "not answered"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
             if isinstance(error, TopicMissing):
-                raise TopicMissing(f"{error}{self._unread(self.settings.topics, self.ends)}") from error
+                raise TopicMissing(f"{error}{self._unread_sentence(self.settings.topics, self.ends)}") from error
             raise error
 
-    def _decide(self, now: float) -> Position:
+    def _choose_position(self, now: float) -> Position:
         policy = self.settings.policy
         offsets = self.position.offsets
         unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
         rates = read_rates(self._exchange)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
-        due = batch_due(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
-        idle = self._idle(now)
+        due = decide_batch(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
+        idle = self._idle_partitions(now)
         if due.now:
-            end = bounded_ends(offsets, self.ends, max_records=policy.max_records)
+            end = limit_ends(offsets, self.ends, max_records=policy.max_records)
             if self.whole:
-                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read() else offsets[tp] for tp in end}
+                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read_offsets() else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
@@ -346,15 +317,12 @@ class BatchPlanner:
             last = self.whole.last if self.whole else NO_TRANSACTION
             self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)}, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
-            log.info("all partitions are idle: a tick moves the watermark")
+            log.info("all partitions are idle: an empty commit moves the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the newly observed leader epochs of the topic-partitions whose offsets advance.
-
-        Other topic-partitions keep their leader epochs, because a log may be truncated between polls.
-        """
+        """Return new leader epochs of topic-partitions whose offsets advance: other logs may have been truncated."""
         return {
             tp: epoch
             for tp, epoch in self.watch.leader_epochs.items()
@@ -366,14 +334,14 @@ class BatchPlanner:
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)
 
-    def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Return the idle partitions: those without unread records for the idle timeout.
+    def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
+        """Return the partitions without unread records for the idle timeout.
 
         Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction
-        count as unread: once committed, they may be older than all records read before. A missing topic counts as
-        unread too, because a broker's response may have omitted it by mistake.
+        count as unread: once committed, they may be older than all records read before. So does a missing topic,
+        because a broker's response may have omitted it by mistake.
         """
-        timeout_s, read = self.settings.idle_timeout_s, self._read()
+        timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
         retired = {
             tp

@@ -1,7 +1,4 @@
-"""Reads the newest records of a stream's topics, and shows for each whether it would become a row or a dead letter.
-
-Writes nothing.
-"""
+"""Reads the newest records of a stream's topics, and shows what each would become. Writes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -25,18 +21,16 @@ from frazil.ingest.readers import kafka_reader
 from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
 from frazil.ingest.stage import UNWRITABLE
-from frazil.offsets.spans import TopicPartition
 from frazil.spec import iceberg
-from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.stage_context import change_rules, sensitive_fields, transform_of
+from frazil.stream.stage_context import change_rules, declared_context
 
 Fate = Literal["row", "dropped", "dead letter", "no change"]
 
 
 @dataclass(frozen=True, slots=True)
-class Previewed:
+class PreviewedRecord:
     """One record, and whether it would become rows, a dead letter, or neither."""
 
     topic: str
@@ -47,28 +41,24 @@ class Previewed:
     error: str = ""
 
 
-def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
-    """Preview the newest `limit` records with the current declaration. Returns them ordered by topic, partition and
-    offset.
-
-    Raises SpecError, TopicMissing, AccessDenied and KafkaUnavailable.
-    """
+def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
+    """Preview the newest `limit` records, by topic, partition and offset. Raises SpecError and Kafka's errors."""
     context, schema = _context(spec)
-    ranges = _newest(spec, limit)
+    ranges = _newest_ranges(spec, limit)
     if not ranges:
         return []
     protect = Protector(context) if context.sensitive else None
     shape = Shaper(context, schema, ranges, decode=open_decoder(context, schema), protect=protect)
-    found: list[Previewed] = []
+    found: list[PreviewedRecord] = []
     with kafka_reader(kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
             tries = narrowed(
                 len(chunk),
-                lambda start, end: [*_fates(chunk.piece(start, end), shape, ranges, protect)],  # noqa: B023 - called here
+                lambda start, end: [*_preview_chunk(chunk.piece(start, end), shape, ranges, protect)],  # noqa: B023 - called here
             )
             for start, _, tried in tries:
                 found += (
-                    [_unwritable(chunk, start, ranges, speakable(tried, context))]
+                    [_preview_unwritable(chunk, start, ranges, speakable(tried, context))]
                     if isinstance(tried, Exception)
                     else tried
                 )
@@ -81,59 +71,42 @@ def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
     partitioning = iceberg.partition_spec(spec, schema).model_dump_json()
-    context = StageContext(
-        stream=spec.name,
-        epoch=0,
-        batch=0,
-        kafka={},
-        format=carried_format(spec.value_format),
-        event_time_column=spec.event_time.column,
-        coordinates=spec.coordinates or changes is not None,
-        targets={"main": TargetTable(columns.model_dump_json(), partitioning, "", {}, "", 0)},
-        topic_ids={},
-        units=spec.units,
-        beside_value=spec.beside_value,
-        transform=transform_of(spec, schema, {}),
-        sensitive=sensitive_fields(spec, schema, {}),
-        max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
-        changes=changes,
-    )
-    return context, columns
+    targets = {"main": TargetTable(columns.model_dump_json(), partitioning, "", {}, "", 0)}
+    return declared_context(spec, schema, {}, targets=targets, units=spec.units), columns
 
 
-def _newest(spec: StreamSpec, limit: int) -> list[OffsetRange]:
+def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)
-    unread: dict[TopicPartition, tuple[int, int]] = {
-        tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends
-    }
-    there = {tp: span for tp, span in unread.items() if span[0] < span[1]}
-    each = -(-limit // max(1, len(there)))
-    return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(there.items())]
+    spans = {tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends and first[tp] < ends[tp].stable}
+    each = -(-limit // max(1, len(spans)))
+    return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(spans.items())]
 
 
-def _fates(chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None) -> Iterator[Previewed]:
+def _preview_chunk(
+    chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
+) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
     rejections = protect.masked(shaped.rejections) if protect else shaped.rejections
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
     dropped = set(shaped.dropped.tolist())
     rows = defaultdict[int, list[dict[str, Any]]](list)
-    for index, row in zip(shaped.kept.tolist(), _plain(shaped.rows), strict=True):
+    for index, row in zip(shaped.kept.tolist(), _row_dicts(shaped.rows), strict=True):
         rows[index].append(row)
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
         fate: Fate = "row" if index in rows else "dead letter" if index in errors else "no change"
         fate = "dropped" if index in dropped else fate
-        yield Previewed(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
+        yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
 
 
-def _unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> Previewed:
+def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
     of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
-    return Previewed(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
+    return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
 
 
-def _plain(rows: pa.Table) -> list[dict[str, Any]]:
+def _row_dicts(rows: pa.Table) -> list[dict[str, Any]]:
     """Return the rows as dicts, without the columns that frazil adds."""
     own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     found: list[dict[str, Any]] = rows.select(own).to_pylist()

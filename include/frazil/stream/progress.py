@@ -1,23 +1,21 @@
-"""The progress of a long batch. Each task writes its count of records or merged rows, and the heartbeat sums the
-counts.
+"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat sums them.
 
-The files are stored next to the journals, not in the run folder, because executors may run on other hosts.
+The files are stored next to the journals, because executors may run on other hosts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 WRITES_A_SECOND = 8.0
-"""Maximum number of writes per second by all tasks of a batch on a cluster. Each write is a request to an object store.
-"""
+"""Maximum number of writes per second by all tasks of a batch on a cluster. Each is a storage request."""
 MAX_PERIOD_S = 15.0
-"""Maximum interval (s) between a task's writes: short enough that users see a large batch advance."""
+"""Maximum interval (s) between a task's writes, so that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MERGE_PERIOD_S = 1.0
@@ -30,39 +28,27 @@ def cluster_period_s(tasks: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RecordCounts:
     """The number of records that the tasks of one batch have read and written."""
 
     read: int = 0
     written: int = 0
-    """Number of records written by the writers of a shuffle, which start after all records are read; 0 without a
-    shuffle.
-    """
+    """Number of records written after a shuffle, whose writers start when all records are read; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressFolder:
-    """The folder of progress files. Each write replaces a whole file.
-
-    The files are `<state>/progress/<task>.json`, `write-<writer>.json` after a shuffle, and `merge-<task>.json`.
-    """
+    """The folder of progress files `<task>.json`, `write-<writer>.json` after a shuffle, and `merge-<task>.json`."""
 
     location: str
     io: IoProperties
     period_s: float = 0.0
-    """Time (s) before a task's first write and between two writes. If it is 0, a staging task writes each time it
-    reports progress.
-    """
+    """Time (s) before a task's first write and between two writes; 0 writes each report."""
     attempt: int = 0
-    """The number of the batch's attempt. A task of an earlier attempt may still write after a later attempt began.
-
-    For a merge, this is the time at which the merge began, in milliseconds since 1970.
-    """
+    """The number of the batch's attempt, as late tasks may still write; for a merge, its start (ms since 1970)."""
 
     def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
-        """Write how many records a task has read, or, for a task named by `write_task`, how many a shuffle's writer has
-        written.
-        """
+        """Write how many records a task has read or, for a task named by `write_task`, a writer has written."""
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         self._put(task, value)
 
@@ -74,39 +60,35 @@ class ProgressFolder:
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
     def clear(self) -> None:
-        """Delete all progress files, so that the count starts at 0 when a batch is staged or merged again."""
         store = open_store(self.location, self.io)
         store.delete(file.path for file in store.list_files(self.location))
 
-    def merged(self, *, since: int) -> int:
-        """Return the number of rows that the newest merge has read so far; 0 if no merge began at `since` or later."""
-        store = open_store(self.location, self.io)
-        found = (store.get(f.path) for f in store.list_files(self.location) if _name(f.path).startswith(_MERGE))
-        values = [json.loads(data) for data in found if data]
+    def count_merged_rows(self, *, since: int) -> int:
+        """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
+        values = [value for task, value in self._values() if task.startswith(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)
 
-    def counted(self, *, epoch: int, batch: int) -> Counted:
+    def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
         """Return the number of records that the newest attempt of one batch has read and written so far."""
-        store, newest = open_store(self.location, self.io), -1
-        read = written = 0
-        for file in store.list_files(self.location):
-            data = store.get(file.path)
-            value = json.loads(data) if data else {}
+        read, written, newest = 0, 0, -1
+        for task, value in self._values():
             attempt = value.get("attempt", 0)
             if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
             if attempt > newest:
                 newest, read, written = attempt, 0, 0
-            if _name(file.path).startswith(_WRITE):
+            if task.startswith(_WRITE):
                 written += value["records"]
             else:
                 read += value["records"]
-        return Counted(read, written)
+        return RecordCounts(read, written)
 
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
+    def _values(self) -> Iterator[tuple[str, dict[str, int]]]:
+        store = open_store(self.location, self.io)
+        for file in store.list_files(self.location):
+            if data := store.get(file.path):
+                yield file.path.rpartition("/")[2], json.loads(data)
 
 
 def write_task(writer: int) -> str:

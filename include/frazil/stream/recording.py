@@ -1,7 +1,4 @@
-"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if it is declared.
-
-Each recorder receives the writer's events. A separate thread does the work that may block.
-"""
+"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if it is declared."""
 
 from __future__ import annotations
 
@@ -13,7 +10,21 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from frazil.commit.stream_tables import StreamTables
-from frazil.events import Events
+from frazil.events import (
+    BatchCommitted,
+    CommitRecordsFolded,
+    DistributionChosen,
+    EpochBegan,
+    Event,
+    Events,
+    FutureEventTimes,
+    NoticeGiven,
+    RecordsSkipped,
+    StallBegan,
+    StallEnded,
+    TableEvolved,
+    ThrottleEvaluated,
+)
 from frazil.history.objects import HistoryStore, history_location
 from frazil.history.recorder import Recorder
 from frazil.history.recording_threads import RecordingThreads
@@ -21,14 +32,16 @@ from frazil.lineage.facts import Settings
 from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.stream.stall_history import Limits
+from frazil.spec.units import counted
+from frazil.stream.stall import Limits
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
+from frazil.timetext import ago
 
 log = logging.getLogger(__name__)
 
 LINEAGE = "openlineage"
-"""The name of the thread that sends to OpenLineage. It is separate from the threads that write to storages."""
+"""The thread that sends to OpenLineage. It is separate from the threads that write to storages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +52,8 @@ class Recording:
     lineage: StreamLineage | None
     recording_threads: RecordingThreads
 
-    def opens(self, tables: StreamTables) -> None:
-        """Start to record, once the tables exist.
-
-        The history is written next to the main table, with that table's latest credentials.
-        """
+    def start(self, tables: StreamTables) -> None:
+        """Start to record, once the tables exist. The history is written with the main table's latest credentials."""
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
@@ -55,11 +65,8 @@ class Recording:
             self.lineage.opens(lambda: open_existing_catalog(catalog).load_table(identifier))
             self.recording_threads.add(self.lineage, storage=LINEAGE)
 
-    def ended(self, error: BaseException | None, *, at_ms: int) -> None:
-        """Record that the writer has ended, with the error that ended it, if any.
-
-        Returns when the last entries are written, or after some seconds.
-        """
+    def finish(self, error: BaseException | None, *, at_ms: int) -> None:
+        """Record that the writer has ended, and the error, if any. Waits some seconds at most for the last entries."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)
@@ -70,7 +77,7 @@ class Recording:
 
 
 @contextmanager
-def recorded(spec: StreamSpec, events: Events, recording_threads: RecordingThreads) -> Iterator[Recording]:
+def record_events(spec: StreamSpec, events: Events, recording_threads: RecordingThreads) -> Iterator[Recording]:
     """Record the events of a writer from its start to its end."""
     lineage = _lineage(spec)
     recording = Recording(
@@ -82,10 +89,10 @@ def recorded(spec: StreamSpec, events: Events, recording_threads: RecordingThrea
     try:
         yield recording
     except BaseException as error:
-        recording.ended(error, at_ms=events.clock_ms())
+        recording.finish(error, at_ms=events.clock_ms())
         raise
     else:
-        recording.ended(None, at_ms=events.clock_ms())
+        recording.finish(None, at_ms=events.clock_ms())
 
 
 def _lineage(spec: StreamSpec) -> StreamLineage | None:
@@ -104,3 +111,53 @@ def _lineage(spec: StreamSpec) -> StreamLineage | None:
 
     bootstrap = str(kafka_properties(spec, os.environ).get("bootstrap.servers", ""))
     return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, topics=spec.source.topics, connect=connect)
+
+
+_batch = logging.getLogger("frazil.stream.batch")
+_writer = logging.getLogger("frazil.stream.writer")
+_stalls = logging.getLogger("frazil.stream.stall")
+_folding = logging.getLogger("frazil.stream.record_folding")
+"""These logger names must not change, because users search their logs for them."""
+
+
+def log_event(event: Event) -> None:
+    """Log one event. Kinds of events without a case here are not logged."""
+    stream, what = event.stream, event.what
+    match what:
+        case EpochBegan():
+            _writer.info("epoch %d begins: %s", what.epoch, what.settled)
+        case RecordsSkipped():
+            _writer.warning(
+                "Kafka's retention deleted records that stream %r had not read, and skips now: %s", stream, what.lost
+            )
+        case BatchCommitted():
+            _batch.info(
+                "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
+                what.key, what.records, what.rejected, what.files, what.stage_s, what.commit_s,
+            )  # fmt: skip
+        case FutureEventTimes():
+            _batch.warning(
+                "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
+                "land, but do not move the watermark. Check the producers' clocks",
+                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.furthest,
+            )  # fmt: skip
+        case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
+            _batch.warning("stream %s: %s", stream, what.reason)
+        case ThrottleEvaluated(reason=None) if what.was_under_pressure:
+            _batch.info("stream %s: the table's metadata no longer grows; commits follow the declared interval", stream)
+        case DistributionChosen():
+            _batch.info(
+                "batch %s: rows are %s: %s", what.key, "shuffled" if what.shuffled else "not shuffled", what.reason
+            )
+        case StallBegan():
+            _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
+        case StallEnded():
+            _stalls.info("stream %s: the stall (%s) is over after %s", stream, what.kind, ago(what.lasted_ms))
+        case TableEvolved():
+            _batch.info(
+                "batch %s: %s evolves, and the batch is staged again: %s", what.key, what.table, "; ".join(what.changes)
+            )
+        case NoticeGiven(replaces=""):
+            _writer.warning("stream %s: %s", stream, what.sentence)
+        case CommitRecordsFolded():
+            _folding.info("stream %r: %d old commit records were folded", stream, what.records)

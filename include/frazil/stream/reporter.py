@@ -1,7 +1,4 @@
-"""The heartbeat's thread: reports the writer's status every second, whatever the writer is doing.
-
-It has the marker, the current batch and the planner's report, so it also finds stalls.
-"""
+"""The heartbeat's thread: reports the writer's status every second, and finds stalls."""
 
 from __future__ import annotations
 
@@ -33,10 +30,9 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
 from frazil.stream.hosting import Heartbeats
-from frazil.stream.planner_exchange import PlannerReport
+from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stall import StallWatch
-from frazil.stream.stall_history import BatchName, Limits, Sample
+from frazil.stream.stall import BatchName, Limits, Sample, StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -49,25 +45,14 @@ COUNT_WAIT_S = 0.5
 """Time (s) that a heartbeat with its own thread waits for the record count."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges batches. A take-over merges the batches that the last writer left unfinished.
-"""
+"""Phases in which an upsert stream merges batches. A take-over merges the last writer's unfinished batches."""
 
 
 class Reporter:
-    """Writes the heartbeat file until the context ends.
-
-    The writer's other threads inform the reporter through events and setters. The reporter finds stalls, and emits
-    events when they begin and end.
-    """
+    """Writes the heartbeat file until the context ends, and emits events when stalls begin and end."""
 
     def __init__(
-        self,
-        events: Events,
-        *,
-        fingerprint: str,
-        folder: Path,
-        limits: Limits,
-        heartbeats: Heartbeats | None = None,
+        self, events: Events, *, fingerprint: str, folder: Path, limits: Limits, heartbeats: Heartbeats | None = None
     ) -> None:
         now = events.clock_ms()
         self._emit, self._began_ms, self._measured_ms = events.emit, now, 0
@@ -97,7 +82,6 @@ class Reporter:
         )
         self._counting: threading.Thread | None = None
         self._heartbeats = heartbeats
-        """The thread that sends the heartbeats of several writers; None if this reporter has its own thread."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -118,7 +102,7 @@ class Reporter:
         else:
             self._heartbeats.remove(self)
         text = f"{type(error).__name__}: {error}" if error else None
-        self._change(phase=Phase.ENDED, error=text)
+        self._update(phase=Phase.ENDED, error=text)
         self._write()
 
     def take(self, event: Event) -> None:
@@ -129,70 +113,61 @@ class Reporter:
                     self._staging_since_ms = None
                 elif phase is Phase.STAGING:
                     self._staging_since_ms = event.at_ms
-                self.phase(phase, key=key)
+                self.set_phase(phase, key=key)
             case EpochBegan(marker=marker) | RecordsSkipped(marker=marker):
                 # Records that retention deleted do not count as lag, because they can no longer be read.
-                self.committed(marker, at_ms=None)
+                self.set_marker(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
-                self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
-                self.committed(marker, at_ms=event.at_ms)
+                self._update(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
+                self.set_marker(marker, at_ms=event.at_ms)
             case ThrottleEvaluated(reason, stretch):
-                self.throttled(reason, stretch=stretch)
+                self.set_throttle(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
-                self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
+                self._update(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
             case OutageMet(sentence):
-                self._change(outage=sentence)
+                self._update(outage=sentence)
             case TablesBehind(names=names, sentence=sentence):
-                self._change(outage=sentence if names else None)
+                self._update(outage=sentence if names else None)
             case NoticeGiven(sentence, replaces):
-                self.notice(sentence, replaces=replaces)
+                self.add_notice(sentence, replaces=replaces)
 
-    def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """Set the writer's phase. `key` is the batch of the phase; None if the phase has none."""
+    def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
+        """Set the writer's phase, and its batch if it has one."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
-        self._change(phase=phase, outage=None, merged_rows=0, **at)
+        self._update(phase=phase, outage=None, merged_rows=0, **at)
 
-    def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the location of the stream's table, once the table exists.
-
-        `merges` is whether batches are merged into the table.
-        """
+    def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
+        """Set the location of the stream's table. `merges` is whether batches are merged into the table."""
         self._progress, self._merges = progress, merges
-        self._change(table_location=location)
+        self._update(table_location=location)
 
-    def committed(self, marker: Marker, *, at_ms: int | None) -> None:
-        """Set the new marker.
-
-        `at_ms` is the time of the batch's commit; None if the marker comes from a take-over or skips records.
-        """
+    def set_marker(self, marker: Marker, *, at_ms: int | None) -> None:
+        """Set the new marker. `at_ms` is the time of the batch's commit; None after a take-over or skipped records."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
-        self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
+        self._update(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
-    def planned(self, report: PlannerReport | None) -> None:
-        """Set the planner's last observation. It is None when a new planner starts."""
+    def set_planner_report(self, report: PlannerReport | None) -> None:
+        """Set the planner's last observation; None when a new planner starts."""
         with self._lock:
             self._report = report
 
-    def throttled(self, reason: str | None, *, stretch: float) -> None:
-        """Set the factor by which the commit interval is stretched, and the reason.
-
-        The reason is None if the table is not under pressure.
-        """
+    def set_throttle(self, reason: str | None, *, stretch: float) -> None:
+        """Set the factor by which the commit interval is stretched, and the reason; None without pressure."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
-    def notice(self, sentence: str, *, replaces: str = "") -> None:
+    def add_notice(self, sentence: str, *, replaces: str = "") -> None:
         """Add a notice to the heartbeat. It replaces the notice `replaces`, if that is shown."""
         with self._lock:
             others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
             self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
-    def _change(self, **values: object) -> None:
+    def _update(self, **values: object) -> None:
         with self._lock:
             self._state = dataclasses.replace(self._state, advanced_at_ms=self._clock_ms(), **values)  # type: ignore[arg-type]
         self._wake.set()
@@ -212,7 +187,7 @@ class Reporter:
         self._wake.clear()
         self._count_records()
         self._evaluate_backpressure()
-        self._evaluate()
+        self._update_stall()
         self._write()
         self._rotate_log()
 
@@ -222,21 +197,16 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the records of the current batch in a daemon thread, because an unavailable storage may take a minute
-        to fail.
-
-        Neither the heartbeat nor the end of the process may wait for that failure. If writers share the heartbeats'
-        thread, the count is in the next heartbeat.
-        """
+        """Count the batch's records in a daemon thread, because an unavailable storage takes long to fail."""
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
-            self._counting = threading.Thread(target=self._counted, name="records", daemon=True)
+            self._counting = threading.Thread(target=self._try_count, name="records", daemon=True)
             self._counting.start()
         if self._heartbeats is None:
             self._counting.join(COUNT_WAIT_S)
 
-    def _counted(self) -> None:
+    def _try_count(self) -> None:
         try:
             self._count()
         except Exception as error:
@@ -248,23 +218,20 @@ class Reporter:
             return
         if progress and self._merges and state.phase in MERGE_PHASES:
             self._counted_at = time.monotonic()
-            self._merged(state.phase, progress.merged(since=self._phase_since_ms))
+            self._set_merged_rows(state.phase, progress.count_merged_rows(since=self._phase_since_ms))
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
-            counted = progress.counted(epoch=state.epoch, batch=state.batch)
+            counted = progress.count_records(epoch=state.epoch, batch=state.batch)
             if counted.read > state.batch_records or counted.written > self._written:
                 self._written = counted.written
-                self._change(batch_records=counted.read)
+                self._update(batch_records=counted.read)
 
-    def _merged(self, phase: Phase, rows: int) -> None:
-        """Set the number of merged rows.
-
-        A merge that restarts because the table changed counts from 0 again. That counts as progress too.
-        """
+    def _set_merged_rows(self, phase: Phase, rows: int) -> None:
+        """Set the number of merged rows. A merge that restarts counts from 0 again, which is progress too."""
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
         if is_new:
-            self._change(merged_rows=rows)
+            self._update(merged_rows=rows)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
@@ -278,7 +245,7 @@ class Reporter:
             if beyond_ms > self._state.backpressure_ms:
                 self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
-    def _evaluate(self) -> None:
+    def _update_stall(self) -> None:
         """Update the heartbeat's lag and stall from the marker and the planner's report."""
         # Read all under one lock: with a phase older than the report, later records would count for the batch.
         with self._lock:
@@ -346,10 +313,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
 
 
 def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """Return the current batch; None if the writer runs no batch.
-
-    A batch that is in the marker has ended, even if the phase has not changed yet.
-    """
+    """Return the current batch; None if the writer runs none, or if it is already in the marker."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at

@@ -22,7 +22,7 @@ from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_duration, shortened
-from frazil.stream.evolve import Evolved
+from frazil.stream.evolve import EvolutionResult
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
@@ -40,10 +40,9 @@ class StreamRoute:
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """The routed tables; None if the route is no longer declared. Even then, waiting rows are committed to the tables.
-    """
-    tried: float = 0.0
-    """When commits to the tables that are missing rows were last tried, in seconds of the monotonic clock."""
+    """The routed tables; None if the route is no longer declared, even if rows still wait for its tables."""
+    tried_at_s: float = 0.0
+    """When waiting rows were last committed, in seconds of the monotonic clock."""
     _reported: bool = False
     """Whether the last report named tables that are missing rows."""
 
@@ -76,12 +75,10 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry for a while if they are overdue. Returns True if the writer is asked to
-        end.
+        """Commit the waiting rows, and retry for a while if they are overdue.
 
-        After a downtime, rows have waited for longer than `route.lag` even if no table is broken. A table that fails
-        once may also recover a second later. So one failure is not enough to raise RouteBehind. The lag is not counted
-        from the start either: then a stream with a broken table would read more records at every start.
+        Returns True if the writer is asked to end. After a downtime, rows are overdue even if no table is broken, and a
+        table may recover a second later. So one failure must not raise RouteBehind.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
@@ -95,7 +92,6 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether a routed table is missing rows."""
         return bool(self.followers.behind)
 
     @property
@@ -104,21 +100,15 @@ class StreamRoute:
 
     @property
     def _overdue(self) -> bool:
-        """Whether a table has been missing rows for longer than the route allows."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
-    def try_again(self, default_marker: Marker) -> None:
-        """Load or create the routed tables that could not be loaded or created before.
-
-        Called before a batch is staged.
-        """
-        if self.routed:
-            self.routed.try_again(default_marker)
-
-    def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the batch's staging context with the routed tables added."""
-        return self.routed.placed(context, key) if self.routed else context
+    def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
+        """Return the staging context with the routed tables added. First retries those that could not be loaded."""
+        if self.routed is None:
+            return context
+        self.routed.retry_absent(default_marker)
+        return self.routed.add_targets(context, key)
 
     def make(self, values: Collection[str], default_marker: Marker) -> None:
         """Create tables for new route values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
@@ -126,39 +116,29 @@ class StreamRoute:
             self.routed.make(values, default_marker)
 
     def is_absent(self, target: Target) -> bool:
-        """Whether a routed table could not be loaded or created.
-
-        Its rows then wait next to the default table, in that table's format.
-        """
+        """Whether a routed table could not be loaded or created, so that its rows wait next to the default table."""
         return self.routed is not None and target in self.routed.absent
 
-    def evolved(
+    def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
-    ) -> Iterable[tuple[Target, Evolved | None]]:
-        """Evolve routed tables; see `RoutedTables.evolved`."""
-        return self.routed.evolved(drift, main).items() if self.routed else ()
+    ) -> Iterable[tuple[Target, EvolutionResult | None]]:
+        return self.routed.evolve_tables(drift, main).items() if self.routed else ()
 
-    def decided(self) -> None:
-        """Commit the batch that was just committed to the default table to the routed tables.
-
-        With an atomic commit, they already have it.
-        """
-        self.tried = time.monotonic()
+    def commit_batch(self) -> None:
+        """Commit the last batch of the default table to the routed tables. An atomic commit has already done so."""
+        self.tried_at_s = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
-        """Retry commits to the tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
+        """Retry commits to tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
-        if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
-            self.tried = time.monotonic()
+        if (self.followers.waiting or self._reported) and time.monotonic() - self.tried_at_s >= interval_s:
+            self.tried_at_s = time.monotonic()
             self.followers.commit()
             self.report()
 
     def report(self) -> None:
-        """Emit an event that names the tables that are missing rows, or says that no table is missing rows any longer.
-
-        Raises RouteBehind if a table has been missing rows for longer than the route allows.
-        """
+        """Emit whether tables are missing rows. Raises RouteBehind if that has lasted longer than the route allows."""
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
             if self._reported:
@@ -167,26 +147,23 @@ class StreamRoute:
             return
         self._reported = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
-        more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
-        sentence = f"{behind_words(behind)}. {more}{pointer(self.spec.name, behind)}"
+        more = f"The writer keeps retrying, and ends with RouteBehind after {utc(until_ms)}"
+        sentence = f"{describe_behind(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._overdue:
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind_words(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
-                f"without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"stream {self.spec.name!r}: {describe_behind(behind)}. This has lasted for longer than route.lag "
+                f"({format_duration(self._lag)}). The rows are kept. Fix the table and start the writer again, or "
+                f"continue without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
-def behind_words(behind: Sequence[Behind]) -> str:
-    """Describe the tables that are missing rows, for a message."""
+def describe_behind(behind: Sequence[Behind]) -> str:
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
-def pointer(stream: str, behind: Sequence[Behind]) -> str:
-    """Return a sentence that names the command that shows each table's remedy; empty if the reasons themselves name
-    commands.
-    """
+def remedy_pointer(stream: str, behind: Sequence[Behind]) -> str:
+    """Return a sentence that names the command for the remedies; empty if the reasons already name commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

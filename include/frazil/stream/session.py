@@ -1,17 +1,22 @@
 """The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
 
-By default the context uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other
-hosts, and have neither the driver's folders nor its environment.
+By default the context uses only this host's loopback. A cluster's executors have neither the driver's folders nor its
+environment.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from pyspark import SparkConf, SparkContext
 
+from frazil import __version__
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
 from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.yarn import HADOOP_FOLDERS
@@ -23,10 +28,12 @@ from frazil.spec.references import resolve_all
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 
+log = logging.getLogger(__name__)
+
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Properties that the submission of a driver to a cluster sets. The submission may have changed them."""
+"""Properties that the submission of a driver to a cluster sets."""
 TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory (bytes) of one Python worker and the records that it stages."""
@@ -36,6 +43,8 @@ _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.
 def writer_properties(spec: StreamSpec) -> dict[str, str]:
     """Return the Spark properties of a stream's writer; `resources.spark` overrides them."""
     resources = spec.resources
+    # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
+    local = {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
     return {
         "spark.app.name": f"frazil {spec.name}",
         "spark.driver.memory": _megabytes(resources.driver_memory),
@@ -50,22 +59,19 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
-        **(_of_cluster(resources) if resources.on_cluster else _of_this_host(resources)),
+        **(_cluster_properties(resources) if resources.on_cluster else local),
         **resolve_all(resources.spark, os.environ),
-        **_of_pod(os.environ),
+        **_pod_properties(os.environ),
     }
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM and return its Spark context.
-
-    Raises `EnvironmentUnusable` if the JVM does not start, or does not find its cluster.
-    """
+    """Start the JVM and return its Spark context. Raises `EnvironmentUnusable` if it cannot, or has no cluster."""
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
-            f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set: let it name, for the "
-            "process that starts the writer, the folder that has the cluster's yarn-site.xml and core-site.xml"
+            f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set. Set it for the process "
+            "that starts the writer: to the folder with the cluster's yarn-site.xml and core-site.xml"
         )
     properties = writer_properties(spec)
     if in_cluster:
@@ -82,19 +88,12 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the path of the Python that runs tasks: `spark.pyspark.python` if set, else the package's Python, else the
-    driver's.
-    """
+    """Return the Python that runs tasks: `spark.pyspark.python` if set, else the package's, else the driver's."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
 
-def _of_this_host(resources: Resources) -> dict[str, str]:
-    # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
-    return {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
-
-
-def _of_cluster(resources: Resources) -> dict[str, str]:
+def _cluster_properties(resources: Resources) -> dict[str, str]:
     executors = (
         {"spark.cores.max": str(resources.cores)}
         if resources.manager is ClusterManager.STANDALONE
@@ -119,7 +118,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
     }
 
 
-def _of_pod(environment: Mapping[str, str]) -> dict[str, str]:
+def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of a driver whose pod frazil created. Executors end with this pod, and connect to it."""
     if POD_NAME not in environment:
         return {}
@@ -133,3 +132,108 @@ def _of_pod(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _megabytes(size_bytes: int) -> str:
     return f"{max(1, size_bytes // 2**20)}m"
+
+
+MISSING = {
+    "No module named 'frazil'": "has no frazil",
+    "No module named frazil": "has no frazil",
+    "Cannot run program": "is missing there",
+    "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
+}
+"""Maps Spark's message for a task that cannot start to frazil's text, which follows "their Python"."""
+
+
+def check_executors(context: SparkContext, spec: StreamSpec) -> None:
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if Python or frazil is missing there, or differs."""
+    try:
+        slots = spec.resources.cores
+        answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
+    except Exception as error:
+        if difference := next((ours for theirs, ours in MISSING.items() if theirs in str(error)), None):
+            raise EnvironmentUnusable(_refusal(spec, context.pythonExec, difference)) from error
+        raise
+    if found := find_difference(json.loads(answer) for answer in set(answers)):
+        raise EnvironmentUnusable(_refusal(spec, context.pythonExec, found))
+
+
+def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
+    """Return how an executor's frazil differs from the driver's; None if all are the same."""
+    for answer in answers:
+        if "missing" in answer:
+            return f"cannot stage records on {answer['host']}: {answer['missing']}"
+        if answer["frazil"] != __version__:
+            return f"has frazil {answer['frazil']} on {answer['host']}, and the driver has {__version__}"
+    return None
+
+
+def _refusal(spec: StreamSpec, python: str, difference: str) -> str:
+    package = spec.resources.package
+    what = (
+        f"create {package} again with `frazil package` and the driver's Python"
+        if package
+        else "set resources.package to the archive that `frazil package` creates, or install the same versions there"
+    )
+    driver = f"Python {sys.version_info.major}.{sys.version_info.minor} with frazil {__version__}"
+    return (
+        f"stream {spec.name!r} cannot run on the executors of {spec.resources.master}: their Python {python} "
+        f"{difference}. The driver is {driver}. Nothing was read or taken over: {what}"
+    )
+
+
+def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
+    """Return the function of the probe's tasks. Nested, it is pickled by value, so executors do not need frazil."""
+
+    def probe(_: Iterable[int]) -> Iterator[str]:
+        import json  # noqa: PLC0415 - runs on the executor, without this module's imports
+        import socket  # noqa: PLC0415
+
+        found = {"host": socket.gethostname()}
+        try:
+            import frazil  # noqa: PLC0415
+            import frazil.stream.stage_rows  # noqa: PLC0415
+
+            found["frazil"] = frazil.__version__
+        except ImportError as error:
+            found["missing"] = str(error)
+        yield json.dumps(found)
+
+    return probe
+
+
+POLL_INTERVAL_S = 30.0
+"""Interval of the checks for executors. One check without executors is normal: new ones may be about to arrive."""
+
+
+@contextmanager
+def report_if_lost(
+    executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
+) -> Iterator[None]:
+    """Log `sentence` if two checks in a row find no executor while a batch runs.
+
+    `executors` returns the number of executors. The checks end with the context, or when `executors` raises an error.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        missing = 0
+        while not over.wait(poll_interval_s):
+            try:
+                found = executors()
+            except Exception as error:  # the JVM is gone, which the batch itself reports
+                log.debug("executors cannot be counted: %r", error)
+                return
+            if found:
+                if missing > 1:
+                    log.warning("the batch has %d executors again", found)
+                missing = 0
+                continue
+            missing += 1
+            if missing > 1:
+                log.warning("%s", sentence)
+
+    thread = threading.Thread(target=watch, name="executors", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()

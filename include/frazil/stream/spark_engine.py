@@ -1,7 +1,6 @@
-"""The engine that runs the tasks of batches on Spark. It manages the Spark context, and turns Spark's errors into short
-ones.
+"""The engine that runs the tasks of batches on Spark, and turns Spark's errors into short ones.
 
-This module imports only what is needed to start a JVM: see `frazil.stream.main`.
+Imports only what is needed to start a JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -24,8 +22,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.executors import report_if_lost
-from frazil.stream.session import start_context
+from frazil.stream.session import check_executors, report_if_lost, start_context
 
 if TYPE_CHECKING:
     from frazil.stream.engine import TaskAnswer
@@ -57,8 +54,7 @@ KILLED = 137
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream. If a session is given, uses the session's context, and does not end
-    it.
+    """Starts and ends a Spark context for a stream, or uses the context of a given session.
 
     A batch is one Spark job of plain tasks. Spark sends the function, places the tasks, retries tasks whose worker
     died, and returns their answers. Spark moves no records, except between two stages as opaque bytes. So neither SQL
@@ -66,18 +62,17 @@ class SparkEngine:
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
-        self._spec, self._given = spec, session.sparkContext if session else None
+        self._spec, self._session_context = spec, session.sparkContext if session else None
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context once it exists, before the check of its executors, which may never come; None before that.
-        """
+        """The Spark context before its executors are checked, which may never come; None before it exists."""
 
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, unless it was started before. Returns a future of the context.
 
-        A thread is used because the JVM takes as long to start as the take-over. Also, Spark replaces signal handlers
-        only if it starts in the main thread.
+        The JVM takes as long to start as the take-over. Also, Spark replaces signal handlers only if it starts in the
+        main thread.
         """
         if self._started is None:
             self._started = self._pool.submit(self._start)
@@ -87,15 +82,13 @@ class SparkEngine:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._pool:
             if self._unchecked is not None and not self.start().done():
                 # The engine still waits for executors. Stopping the context ends this wait.
                 self._unchecked.stop()
             # An error that prevented Spark from starting was raised when the context was first used.
-            if not self._given and self.start().exception() is None:
+            if not self._session_context and self.start().exception() is None:
                 context = self._context
                 # If the JVM is gone, the writer has already ended with its own error.
                 with suppress(OSError):
@@ -112,7 +105,7 @@ class SparkEngine:
 
     def ready(self, until: Callable[[], bool]) -> bool:
         started = self.start()
-        if self._given or not self._spec.resources.on_cluster:
+        if self._session_context or not self._spec.resources.on_cluster:
             return True
         warned_at = time.monotonic()
         while not wait_for([started], UNTIL_CHECK_S).done:
@@ -120,38 +113,30 @@ class SparkEngine:
                 return False
             if time.monotonic() - warned_at >= WARN_S:
                 warned_at = time.monotonic()
+                resources = self._spec.resources
                 log.warning(
-                    "stream %r waits for executors of %s: is the cluster up, and has it %d free cores, with %d MiB of "
-                    "heap for each executor? %s",
-                    self._spec.name,
-                    self._spec.resources.master,
-                    self._spec.resources.cores,
-                    self._spec.resources.executor_memory // 2**20,
-                    LOG_HINTS.get(self._spec.resources.manager, ""),
+                    "stream %r waits for executors of %s. Check that the cluster runs and has %d free cores, with %d "
+                    "MiB of heap for each executor. %s",
+                    *(self._spec.name, resources.master, resources.cores, resources.executor_memory // 2**20),
+                    LOG_HINTS.get(resources.manager, ""),
                 )
         started.result()
         return True
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        from frazil.stream.engine import read_answers, read_shuffled  # noqa: PLC0415 - see the module
+        from frazil.stream.engine import read_answers, read_shuffled_answers  # noqa: PLC0415 - see the module
 
         if not plans:
             return ()
-        context, at = self._context, work.context
-        with task_failures(at.stream), self._executors_watched(at.stream):
-            # Spark's UI shows the group and the description with the job.
-            described = f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}"
-            # An abandoned task attempt is interrupted. Its Python worker then finds the connection closed.
-            context.setJobGroup(f"stream {at.stream}", described, interruptOnCancel=True)
-            # If streams share an application, each batch gets a share of the cores.
-            context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+        at = work.context
+        with self._job(at.stream, f"epoch {at.epoch}, batch {at.batch}") as context:
             tasks = context.parallelize(plans, len(plans))
             if at.shuffle is None:
                 return read_answers(tasks.mapPartitions(work).collect())
             # Each row has the number of its writer, which is also the number of the writer's task.
             sent = tasks.mapPartitions(work.read).partitionBy(at.shuffle.writers, int)
             try:
-                return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
+                return read_shuffled_answers(sent.mapPartitionsWithIndex(work.write).collect())
             finally:
                 # Otherwise Spark keeps the rows on disk until the JVM collects garbage, perhaps half an hour later.
                 sent._jrdd.rdd().cleanShuffleDependencies(False)
@@ -159,18 +144,26 @@ class SparkEngine:
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         if not plans:
             return ()
-        spark, stream = self._context, work.stream
-        with task_failures(stream), self._executors_watched(stream):
-            spark.setJobGroup(f"stream {stream}", f"stream {stream}: merge", interruptOnCancel=True)
-            spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+        with self._job(work.stream, "merge") as context:
             slices = min(len(plans), MERGE_ROUNDS * self.parallelism)  # with many tables, each has a small plan
-            return spark.parallelize(plans, slices).mapPartitions(work).collect()
+            return context.parallelize(plans, slices).mapPartitions(work).collect()
+
+    @contextmanager
+    def _job(self, stream: str, description: str) -> Iterator[SparkContext]:
+        context = self._context
+        with task_failures(stream), self._executors_watched(stream):
+            # Spark's UI shows the group and the description. An abandoned task attempt is interrupted; its Python
+            # worker then finds the connection closed.
+            context.setJobGroup(f"stream {stream}", f"stream {stream}: {description}", interruptOnCancel=True)
+            # If streams share an application, each batch gets a share of the cores.
+            context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+            yield context
 
     def check(self) -> None:
         with task_failures(self._spec.name):
             java = self._context._jsc
             if java is None or java.sc().isStopped():
-                raise WorkerDied(_ended(self._spec.name))
+                raise WorkerDied(_end_message(self._spec.name))
 
     def cancel(self, stream: str) -> None:
         """Cancel the tasks of a stream's current batch, so that the batch fails."""
@@ -179,12 +172,12 @@ class SparkEngine:
 
     def _executors_watched(self, stream: str) -> AbstractContextManager[None]:
         resources = self._spec.resources
-        if not resources.on_cluster or self._given:
+        if not resources.on_cluster or self._session_context:
             return nullcontext()
         spark = self._context._jsc.sc()
         sentence = (
-            f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} gives no other. "
-            f"Is the cluster up? {LOG_HINTS.get(resources.manager, '')}. The batch goes on once there are executors"
+            f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} provides none. "
+            f"Check that the cluster runs. {LOG_HINTS.get(resources.manager, '')}. The batch continues on new executors"
         )
         # Spark counts the driver as well.
         return report_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
@@ -194,19 +187,17 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Start Python workers that import the modules needed for staging. This runs while the driver takes over."""
+        """Start Python workers that import the modules needed for staging, while the driver takes over."""
         from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
 
         workers = self._spec.resources.cores
         self._context.parallelize(range(workers), workers).foreachPartition(warm_up_worker)
 
     def _start(self) -> SparkContext:
-        if self._given:
-            return self._given
+        if self._session_context:
+            return self._session_context
         context = self._unchecked = start_context(self._spec)
         if self._spec.resources.on_cluster:
-            from frazil.stream.executors import check_executors  # noqa: PLC0415 - see the module
-
             check_executors(context, self._spec)
         return context
 
@@ -217,55 +208,53 @@ def task_failures(stream: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := _failure(error, str(error), stream):
+        if found := _short_error(error, str(error), stream):
             raise found from error
         raise
 
 
-def _failure(error: Exception, said: str, stream: str) -> Exception | None:
-    if NOT_CONNECTED in said:
+def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
+    if NOT_CONNECTED in text:
         return PythonStartTimeout(
             f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
             "too busy"
         )
-    if ENDED in said:
-        return WorkerDied(_ended(stream))
-    if died := next((what for words, what in DIED.items() if words in said), None):
-        return WorkerDied(_death(stream, died, said))
+    if ENDED in text:
+        return WorkerDied(_end_message(stream))
+    if died := next((what for words, what in DIED.items() if words in text), None):
+        return WorkerDied(_death_message(stream, died, text))
     if isinstance(error, Py4JJavaError):
-        return RuntimeError(f"a task of stream {stream!r} failed: {raised_in_task(said) or error.java_exception}")
+        return RuntimeError(f"a task of stream {stream!r} failed: {python_error_message(text) or error.java_exception}")
     # If the JVM still responds, the error has a Java trace.
-    if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in said):
-        return WorkerDied(_death(stream, "the JVM", said))
+    if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in text):
+        return WorkerDied(_death_message(stream, "the JVM", text))
     return None
 
 
-def raised_in_task(said: str) -> str | None:
-    """Return the message of a task's Python error, which follows the whole traceback in Spark's text; None without a
-    Python error.
-    """
-    _, found, trace = said.rpartition("PythonException: Traceback")
+def python_error_message(text: str) -> str | None:
+    """Return the message of a task's Python error, which follows the traceback in Spark's text; None without one."""
+    _, found, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
     below = lines[frames[-1] + 1 :] if frames else []
     return " ".join(filter(None, map(str.strip, below))) if found else None
 
 
-def _ended(stream: str) -> str:
+def _end_message(stream: str) -> str:
     return (
         f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
         "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
-        "next start waits for executors. Spark's own words are in writer.log"
+        "next start waits for executors. Spark's messages are in writer.log"
     )
 
 
-def _death(stream: str, died: str, said: str) -> str:
+def _death_message(stream: str, died: str, text: str) -> str:
     """Describe which process died, where and how, if Spark's text has these details."""
-    given_up, exit_code = GIVEN_UP.search(said), EXIT_CODE.search(said)
+    given_up, exit_code = GIVEN_UP.search(text), EXIT_CODE.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     how = f" with exit code {code}" if code is not None else ""
-    tries = f", and Spark gave its task up after {given_up['tries']} tries" if given_up else ""
+    tries = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
     cause = (
         "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED
@@ -274,5 +263,5 @@ def _death(stream: str, died: str, said: str) -> str:
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
         f"reads it again. {cause}: look for exit code {KILLED} in the log of the host or the container, and give it "
-        "more memory, or declare fewer resources.cores. Spark's own words are in writer.log"
+        "more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

@@ -1,6 +1,4 @@
-"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' current
-state.
-"""
+"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' state."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from frazil.commit.mode import current_column_name
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
-from frazil.ingest.contract import ChangeRules, StageContext, TargetTable, Transform
+from frazil.ingest.contract import ChangeRules, StageContext, Target, TargetTable, Transform
 from frazil.ingest.formats.json.types import OF_REST
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
@@ -51,32 +49,48 @@ def stage_context(
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
-    units = _units(spec, main.schema(), other_names)
+    units = _current_units(spec, main.schema(), other_names)
     rests = {
         main.schema().find_field(name).field_id
         for name, unit in units.items()
         if unit == OF_REST and not spec.transform
     }
     other_names = {name: field_id for name, field_id in other_names.items() if field_id not in rests}
-    changes = change_rules(spec, main.schema(), other_names)
-    return StageContext(
-        stream=spec.name,
+    targets = {"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": dead_letters}
+    return replace(
+        declared_context(spec, main.schema(), other_names, targets=targets, units=units),
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
+        topic_ids=dict(topic_ids),
+    )
+
+
+def declared_context(
+    spec: StreamSpec,
+    schema: Schema,
+    other_names: Mapping[str, int],
+    *,
+    targets: Mapping[Target, TargetTable],
+    units: Mapping[str, str],
+) -> StageContext:
+    """Build a staging context for a table of this schema, without a batch, Kafka's properties and topic ids."""
+    changes = change_rules(spec, schema, other_names)
+    return StageContext(
+        stream=spec.name,
+        epoch=0,
+        batch=0,
+        kafka={},
         format=carried_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=spec.coordinates or changes is not None,
-        targets={
-            "main": staged_target(spec, main, batch_folder(main, tables.stream, key)),
-            "dead-letters": dead_letters,
-        },
-        topic_ids=dict(topic_ids),
+        targets=targets,
+        topic_ids={},
         units=units,
         aliases=other_names,
         beside_value=spec.beside_value,
-        transform=transform_of(spec, main.schema(), other_names),
-        sensitive=sensitive_fields(spec, main.schema(), other_names),
+        transform=current_transform(spec, schema, other_names),
+        sensitive=sensitive_fields(spec, schema, other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
     )
@@ -89,9 +103,7 @@ def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """Return the rules by which records change rows of the table, with the columns' current names; None if each record
-    is a row.
-    """
+    """Return the rules by which records change rows, with the columns' current names; None if each record is a row."""
     if spec.mode == "append":
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
@@ -108,9 +120,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """Return the declared handling of sensitive fields, with the table's current column names; empty if none are
-    declared.
-    """
+    """Return the declared handling of sensitive fields, with the columns' current names; empty without any."""
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -122,8 +132,8 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 
-def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
-    """Return the stream's transform, with the table's current column names; None without a transform."""
+def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
+    """Return the stream's transform, with the columns' current names; None without a transform."""
     if spec.transform is None:
         return None
     from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
@@ -133,7 +143,7 @@ def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
     return replace(found, columns=tuple(columns))
 
 
-def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
+def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
     """Map the current names of columns to their declared time units. Leaves out dropped columns."""
     if spec.transform:
         return spec.units
@@ -142,5 +152,5 @@ def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> d
         first, *rest = name.split(".")
         now = current_name(table, other_names.get(first)) or first
         found[".".join([now, *rest])] = unit
-    there = {*table.column_names}
-    return {name: unit for name, unit in found.items() if name in there}
+    columns = {*table.column_names}
+    return {name: unit for name, unit in found.items() if name in columns}

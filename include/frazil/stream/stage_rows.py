@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import TaskContext
 
-from frazil import __version__
+from frazil import __version__, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.sensitive import speakable
@@ -20,20 +20,14 @@ from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import ProgressFolder, write_task
 from frazil.table.storage_mistakes import translate_staging_failure
 
+T = TypeVar("T")
 Sent = tuple[int, str | tuple[int, int, bytes]]
-"""An item that passes through a shuffle.
-
-The first value is the number of the receiving writer. The second value is either a reader's answer, or a `Parcel`'s
-task, row count and data.
-"""
+"""The number of the receiving writer, and a reader's answer or a `Parcel`'s task, row count and data."""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces `StageRows` that a driver of another version sent.
-
-    It answers each task with an error, which ends the writer.
-    """
+    """Replaces the function that a driver of another version sent: each answer is an error, which ends the writer."""
 
     sentence: str
 
@@ -41,7 +35,7 @@ class VersionRefusal:
         return map(self.answer, plans)
 
     def answer(self, _: str) -> str:
-        return json.dumps({"error_type": VersionChanged.__name__, "error": self.sentence})
+        return json.dumps(error_answer(VersionChanged(self.sentence)))
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
         return ((0, self.answer(plan)) for plan in plans)
@@ -50,21 +44,40 @@ class VersionRefusal:
         yield self.answer("")
 
 
+def error_answer(error: FrazilError) -> dict[str, object]:
+    return {"error_type": type(error).__name__, "error": str(error)}
+
+
+def parse_answer(answer: str) -> dict[str, Any]:
+    """Parse a task's answer. Raises the FrazilError that the task ended with."""
+    value: dict[str, Any] = json.loads(answer)
+    if "error" in value:
+        raise getattr(errors, value["error_type"])(value["error"])
+    return value
+
+
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
     """Rebuild the function that a driver sent, or return a refusal if the driver has another version.
 
     Drivers of earlier versions call this function. So keep its name, and `version` and `context.stream` in the
     argument.
     """
+    return rebuild(
+        work, lambda: StageRows(StageContext.from_named(work["context"]), ProgressFolder(**work["progress"]))
+    )
+
+
+def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefusal:
+    """Return the result of `build`, or a refusal if the driver that sent `work` has another version."""
     try:
         if work["version"] == __version__:
-            return StageRows(StageContext.from_named(work["context"]), ProgressFolder(**work["progress"]))
+            return build()
         why = f"version {work['version']}, and version {__version__} was installed since"
     except (KeyError, TypeError) as error:
-        why = f"other code of version {__version__} than is installed by now ({error})"
+        why = f"other code of version {__version__} than is installed now ({error})"
     stream = work["context"]["stream"]
     return VersionRefusal(
-        f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed"
+        f"the writer of stream {stream!r} runs {why}: it ends, and the next start uses the installed code"
     )
 
 
@@ -76,8 +89,8 @@ def warm_up_worker(_: Iterable[int]) -> None:
 class StageRows:
     """The function that an engine sends to its executors, where it is called with the plans of a task.
 
-    It returns a FrazilError as an answer instead of raising it. Spark would retry a task that raises an error, although
-    staging has already retried. Spark still retries a task whose worker died.
+    It returns a FrazilError as an answer: Spark would retry a task that raises, although staging has already retried.
+    Spark still retries a task whose worker died.
     """
 
     context: StageContext
@@ -89,27 +102,23 @@ class StageRows:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the name of one function and its argument, because a worker's version of frazil may differ.
 
-        A Python process that an executor starts while a writer runs imports the version that is installed at that time.
-        A forked worker has the modules that Spark's daemon imported before.
+        A Python process that starts while a writer runs imports the version that is installed at that time. A forked
+        worker has the modules that Spark's daemon imported before.
         """
         return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 
     def answer(self, plan: str) -> str:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
-        return json.dumps(self._answer(json.loads(plan)))
-
-    def _answer(self, plan: Mapping[str, Any]) -> dict[str, object]:
-        task = StageTask.from_json(plan)
+        task = StageTask.from_json(json.loads(plan))
         began = time.monotonic()
         try:
             result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index)))
         except (FrazilError, OSError) as error:
-            return self._refused(error)
-        return {"result": result.to_json(), "task_s": time.monotonic() - began}
+            return json.dumps(self._answer_error(error))
+        return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began})
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
-        """Read the plans' records, before a shuffle. Yields the rows, each for a writer of `context.shuffle`, and the
-        tasks' answers.
+        """Read the plans' records, before a shuffle. Yields the rows, each for a writer, and the tasks' answers.
 
         The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
         Spark runs a task twice.
@@ -133,14 +142,11 @@ class StageRows:
                         "task_s": time.monotonic() - began,
                     }
         except (FrazilError, Suspect, OSError) as error:
-            answer = self._refused(error)
+            answer = self._answer_error(error)
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
-        """Write the rows that a shuffle sent to one writer.
-
-        Returns the writer's answer, and the readers' answers that were sent to this writer.
-        """
+        """Write the rows that a shuffle sent to one writer. Returns the answers of the writer and of its readers."""
         answers = []
 
         def parcels() -> Iterator[Parcel]:
@@ -155,7 +161,7 @@ class StageRows:
             report = self._reporter(write_task(writer))
             written = write(self.context, parcels(), writer=writer, attempt=_attempt(), on_progress=report)
         except (FrazilError, Suspect, OSError) as error:
-            answers.append(json.dumps(self._refused(error)))
+            answers.append(json.dumps(self._answer_error(error)))
         else:
             files = [file.to_json() for file in written.files]
             seconds = time.monotonic() - began
@@ -164,8 +170,8 @@ class StageRows:
             )
         return iter(answers)
 
-    def _refused(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
-        """Return the answer that reports an error. Raises the error if neither frazil nor an object store caused it."""
+    def _answer_error(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
+        """Return the answer that reports an error. Raises an error that neither frazil nor an object store caused."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)
@@ -173,9 +179,9 @@ class StageRows:
                 raise error
             found = meant or found
         if isinstance(found, FrazilError):
-            return {"error_type": type(found).__name__, "error": str(found)}
-        said = speakable(found, self.context)
-        return {"suspect": f"{type(said).__name__}: {said}"}
+            return error_answer(found)
+        shown = speakable(found, self.context)
+        return {"suspect": f"{type(shown).__name__}: {shown}"}
 
     def _reporter(self, task: str) -> Callable[[int], None]:
         period_s = self.progress.period_s

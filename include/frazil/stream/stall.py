@@ -23,16 +23,176 @@ downstream can begin before they advance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
 
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.stream.stall_history import FIRST_ANSWER_MS, WORKING, History, Limits, Sample, Wait, remember
 from frazil.timetext import ago, utc
 
 MIN_COMMITS = 2
+"""Number of commits that must leave the watermark unchanged before a stall is reported."""
+INTERVALS = 3
+"""Number of commit intervals without progress after which a writer is stalled. A healthy writer commits twice."""
+MIN_STALL_MS = 20_000
+"""Minimum time (ms) of a stall. On a busy host, Spark needs up to 10 s to start a Python worker."""
+GAP_MS = 30_000
+"""Maximum time (ms) between two samples. After a longer gap, the machine slept, and the history begins again."""
+FIRST_ANSWER_MS = 60_000
+"""Time (ms) without the planner's first answer after which a writer is stalled. Starting brokers answer late."""
+
+WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
+"""Phases in which a writer can stall. During a start, a take-over and a stop, log ends are not observed."""
+
+
+class BatchName(NamedTuple):
+    epoch: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A stream's commit interval and idle timeout, in milliseconds. The limits for stalls are derived from them."""
+
+    interval_ms: int
+    idle_timeout_ms: int
+
+    @property
+    def still_ms(self) -> int:
+        """Time (ms) without a change of offsets or watermark after which the writer is stalled."""
+        return max(INTERVALS * self.interval_ms, MIN_STALL_MS)
+
+    @property
+    def gap_ms(self) -> int:
+        return max(GAP_MS, self.interval_ms)
+
+    def with_stretch(self, stretch: float) -> Limits:
+        """Return the limits for a commit interval that throttling has stretched by this factor."""
+        return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
+
+    @classmethod
+    def for_stream(cls, spec: StreamSpec) -> Limits:
+        millisecond = timedelta(milliseconds=1)
+        return cls(spec.commit.interval // millisecond, spec.watermark.idle_timeout // millisecond)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The writer's state at one moment; times are milliseconds since 1970, UTC."""
+
+    at_ms: int
+    phase: Phase
+    advanced_at_ms: int
+    """When the phase, the batch, or the record count of the current batch last changed."""
+    offsets: Mapping[TopicPartition, int]
+    """The marker's offsets."""
+    unread: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Number of records after the committed offset at the planner's last report, where there are any."""
+    in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Number of offsets that wait for transactions to end, where there are any."""
+    transaction: str = ""
+    """See `PlannerReport.transaction`."""
+    planned_at_ms: int | None = None
+    """When Kafka last answered the planner; None before its first answer."""
+    batch: BatchName | None = None
+    """The current batch; None while the writer waits, and once the batch is committed."""
+    batch_records: int = 0
+    max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
+    idle: frozenset[TopicPartition] = frozenset()
+    watermark_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The unread records of a topic-partition after one committed offset, and their progress."""
+
+    offset: int | None
+    """The committed offset; None for a new partition, which is in no marker yet."""
+    progress_at_ms: int
+    """When the records were first seen, or when the first batch with these records last read further."""
+    first_batch: BatchName | None
+    """The first batch that reads these records, if any. Another batch over the same records is not progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A summary of all samples taken until now."""
+
+    began_at_ms: int
+    sampled_at_ms: int
+    offsets: Mapping[TopicPartition, int]
+    watermark_us: int | None
+    watermark_since_ms: int
+    """When the watermark last moved, or when the stream last had no records to read for a while."""
+    advances: int = 0
+    """Number of samples after `watermark_since_ms` at which a commit had advanced offsets."""
+    read_up_since_ms: int | None = None
+    """Since when all records have been committed and no offset has moved; None if records are unread."""
+    moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
+    waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
+    open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    """For open transactions: the offset where the readable part ends, and since when (ms) it ends there."""
+
+
+def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> History:
+    """Return the history with one more sample. After a gap, it begins again. Phases other than WORKING add nothing."""
+    if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
+        before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
+    if sample.phase not in WORKING:
+        since_ms = sample.at_ms if _still_starts(before) else before.watermark_since_ms
+        return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
+    moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
+    read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
+    quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.still_ms
+    starts = sample.planned_at_ms is None and _still_starts(before)
+    fresh = quiet or starts or sample.watermark_us != before.watermark_us
+    return History(
+        began_at_ms=before.began_at_ms,
+        sampled_at_ms=sample.at_ms,
+        offsets=sample.offsets,
+        watermark_us=sample.watermark_us,
+        watermark_since_ms=sample.at_ms if fresh else before.watermark_since_ms,
+        advances=0 if fresh else before.advances + bool(moved),
+        read_up_since_ms=read_up_since_ms,
+        moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
+        waits={tp: _update_wait(before.waits.get(tp), tp, sample) for tp in sample.unread},
+        open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
+    )
+
+
+def _still_starts(before: History) -> bool:
+    """Whether no commit has advanced offsets since the watermark last moved, so that no record may have been read."""
+    return before.advances == 0
+
+
+def _read_up_since_ms(before: History, sample: Sample, *, moved: bool) -> int | None:
+    if sample.unread:
+        return None
+    return sample.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
+
+
+def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: Sample) -> tuple[int, int]:
+    end = sample.offsets.get(tp, 0) + sample.unread.get(tp, 0)
+    return before if before is not None and before[0] == end else (end, sample.at_ms)
+
+
+def _update_wait(before: Wait | None, tp: TopicPartition, sample: Sample) -> Wait:
+    offset = sample.offsets.get(tp)
+    if before is None or before.offset != offset:
+        return Wait(offset, sample.at_ms, sample.batch)
+    first_batch = before.first_batch or sample.batch
+    if sample.batch is None or first_batch != sample.batch:
+        return dataclasses.replace(before, first_batch=first_batch)
+    return Wait(offset, max(before.progress_at_ms, sample.advanced_at_ms), first_batch)
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
@@ -40,18 +200,15 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
     if sample.phase not in WORKING:
         return None
     return (
-        _planner_silent(history, sample, limits=limits, stream=stream)
-        or _offsets_stand(history, sample, limits=limits, stream=stream)
-        or _transaction_open(history, sample, limits=limits)
-        or _watermark_stands(history, sample, limits=limits)
+        _find_silent_planner(history, sample, limits=limits, stream=stream)
+        or _find_offset_stall(history, sample, limits=limits, stream=stream)
+        or _find_open_transaction(history, sample, limits=limits)
+        or _find_watermark_stall(history, sample, limits=limits)
     )
 
 
-def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return a stall if the planner has had no answer from Kafka for too long (rule 1); otherwise None.
-
-    Checks only a waiting writer, because the planner is not polled while a batch runs.
-    """
+def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+    """Find a planner without an answer from Kafka (rule 1), which is not polled while a batch runs."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -59,70 +216,64 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     if sample.at_ms - since_ms < (limits.still_ms if answered else max(limits.still_ms, FIRST_ANSWER_MS)):
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", most of them in {_name(largest)}" if largest else ""
+    where = f", most of them in {_partition_name(largest)}" if largest else ""
     seen = (
         f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
-        else "it never has before"
+        else "it has never answered"
     )
     return Stall(
         StallKind.OFFSETS,
         since_ms,
-        _name(largest) if largest else None,
-        f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts ({seen}). "
-        f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart(stream)}",
+        _partition_name(largest) if largest else None,
+        f"Kafka has not answered the planner since {_since_text(since_ms, sample)}, so no batch starts ({seen}). "
+        f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart_remedy(stream)}",
     )
 
 
-def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return a stall if unread records make no progress (rule 2); otherwise None.
-
-    Names the topic-partition that has waited longest; among equals, the one with the most unread records.
-    """
-    tp = min(sample.unread, key=lambda tp: (history.waits[tp].nearer_at_ms, -sample.unread[tp], tp), default=None)
-    if tp is None or sample.at_ms - (wait := history.waits[tp]).nearer_at_ms < limits.still_ms:
+def _find_offset_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+    """Find unread records without progress (rule 2), and the topic-partition that has waited longest."""
+    tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
+    if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.still_ms:
         return None
     at = "its beginning" if wait.offset is None else f"offset {wait.offset}"
-    why, do = _no_commit(wait, sample, stream=stream)
+    why, do = _explain_offset_stall(wait, sample, stream=stream)
     return Stall(
         StallKind.OFFSETS,
-        wait.nearer_at_ms,
-        _name(tp),
-        f"{_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
+        wait.progress_at_ms,
+        _partition_name(tp),
+        f"{_partition_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
         f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
-        f"progress towards a commit since {_since(wait.nearer_at_ms, sample)}: {why}. {do}",
+        f"progress towards a commit since {_since_text(wait.progress_at_ms, sample)}: {why}. {do}",
     )
 
 
-def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
+def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
     """Return why unread records are not committed, as far as the writer knows, and what to do."""
-    restart = _restart(stream)
-    if sample.batch is not None and sample.batch != wait.tried:
-        why = f"batch {sample.batch} reads again what batch {wait.tried} read and did not commit"
-        return why, "See writer.log for what became of that commit"
+    restart = _restart_remedy(stream)
+    if sample.batch is not None and sample.batch != wait.first_batch:
+        why = f"batch {sample.batch} reads the records again that batch {wait.first_batch} did not commit"
+        return why, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
         read = counted(sample.batch_records, "record")
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
-    if wait.tried is not None:
+    if wait.first_batch is not None:
         return (
-            f"batch {wait.tried} ended without them, and no other starts",
+            f"batch {wait.first_batch} ended without them, and no other starts",
             f"See writer.log for the reason; {restart}",
         )
     return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
 
 
-def _restart(stream: str) -> str:
+def _restart_remedy(stream: str) -> str:
     how = f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
     return f"{how} starts again at the table's position without losing anything"
 
 
-def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Return a stall if offsets wait for a transaction (rule 3); otherwise None.
-
-    Names the topic-partition that has waited longest.
-    """
+def _find_open_transaction(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+    """Find offsets that wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
         return None
@@ -133,18 +284,16 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
     return Stall(
         StallKind.TRANSACTION,
         since_ms,
-        _name(tp),
-        f"{_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} cannot be "
-        f"read since {_since(since_ms, sample)}: {do}",
+        _partition_name(tp),
+        f"{_partition_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} "
+        f"cannot be read since {_since_text(since_ms, sample)}: {do}",
     )
 
 
-def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Return a stall if the watermark does not move (rule 4); otherwise None. Names the topic-partition that holds it
-    back.
+def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+    """Find a watermark that does not move (rule 4), and the topic-partition that holds it back.
 
-    Among the partitions that are not idle, it is one without event times, or else the one whose newest event time is
-    smallest.
+    Among the partitions that are not idle, it is one without event times, or else the one with the smallest time.
     """
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.still_ms or history.advances < MIN_COMMITS:
@@ -155,47 +304,42 @@ def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> St
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     others = f", like {equal} more" if equal else ""
-    at = "is unknown" if sample.watermark_us is None else f"stands at {utc(sample.watermark_us // 1000)}"
-    why, do = _no_event_time(tp, history, sample, limits=limits)
+    at = "has been unknown" if sample.watermark_us is None else f"has been at {utc(sample.watermark_us // 1000)}"
+    why, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
         since_ms,
-        _name(tp),
-        f"{_name(tp)} holds the watermark back{others}: commits advance the offsets, but the watermark {at} since "
-        f"{_since(since_ms, sample)}: {why}. {do}",
+        _partition_name(tp),
+        f"{_partition_name(tp)} holds the watermark back{others}: commits advance the offsets, but the watermark {at} "
+        f"since {_since_text(since_ms, sample)}: {why}. {do}",
     )
 
 
-def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limits: Limits) -> tuple[str, str]:
+def _explain_watermark_stall(
+    tp: TopicPartition, history: History, sample: Sample, *, limits: Limits
+) -> tuple[str, str]:
     """Return why a topic-partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
-    newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
+    newest = "it has no known event time" if time_us is None else f"its newest event time is {utc(time_us // 1000)}"
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
         do = "Check the event times that its producers set, and the dead letters, which have none"
         return f"its records arrive, and {newest}", do
     idle = f"after watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) without unread records it is left out"
-    silent = "it is empty: no records arrive" if is_empty else "no records arrive"
+    silent = "the partition is empty: no records arrive" if is_empty else "no records arrive"
     return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
 
 
-def _event(time_us: int) -> str:
-    return utc(time_us // 1000)
-
-
-def _since(since_ms: int, sample: Sample) -> str:
+def _since_text(since_ms: int, sample: Sample) -> str:
     return f"{utc(since_ms)} ({ago(sample.at_ms - since_ms)})"
 
 
-def _name(tp: TopicPartition) -> str:
+def _partition_name(tp: TopicPartition) -> str:
     return f"{tp[0]}-{tp[1]}"
 
 
 class StallWatch:
-    """Evaluates the samples that the heartbeat's thread takes, and emits events when a stall begins or ends.
-
-    Not thread-safe.
-    """
+    """Evaluates samples of the heartbeat's thread, and emits events when a stall begins or ends. Not thread-safe."""
 
     def __init__(self, stream: str, limits: Limits, *, emit: Callable[[StreamEvent], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
@@ -204,14 +348,11 @@ class StallWatch:
 
     def stretch(self, stretch: float) -> None:
         """Set the factor by which the commit interval is stretched."""
-        self._limits = self._declared.stretched(stretch)
+        self._limits = self._declared.with_stretch(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """Return the stall at the sample's time; None if the writer is not stalled.
-
-        While the writer takes over or stops, returns the previous result.
-        """
-        self._history = remember(self._history, sample, limits=self._limits)
+        """Return the stall at the sample's time, if any; the previous result while the writer takes over or stops."""
+        self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
             self._emit_change(found, now_ms=sample.at_ms)
@@ -219,10 +360,7 @@ class StallWatch:
         return self._stall
 
     def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
-        """Emit events if a stall ended or began.
-
-        A stall of the same kind counts as the same stall, even with another topic-partition.
-        """
+        """Emit events if a stall ended or began. A stall of the same kind counts as the same stall."""
         before = self._stall
         if (before and before.kind) == (found and found.kind):
             return

@@ -7,7 +7,7 @@ the last two maintenance periods.
 
 The *pressure* is the low divided by the declared number of snapshots or manifests, whichever ratio is larger.
 Throttling starts if the pressure grows and exceeds `BEGIN`. It ends if the pressure is at most `END`, or has fallen
-from its maximum by more than the factor `TURN`.
+from its maximum by more than the factor `TURN_FACTOR`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+from pyiceberg.table import Table
+
+from frazil.commit.history import ancestors
+from frazil.commit.manifest_lists import manifests_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 
 BEGIN = 2.0
 END = 1.5
-TURN = 1.05
+TURN_FACTOR = 1.05
 """The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
 SLICES = 4
-"""Number of time slices kept. Each is half a maintenance period. Any three of them contain a low, even if a run of
-maintenance is half a period late.
-"""
+"""Number of time slices kept, each half a maintenance period. Three contain a low even if maintenance is late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The size of the history of the branch `main` after a commit, the commit's duration in seconds, and the time of
-    the measurement.
-    """
+    """The size of the history of the branch `main` after a commit, and the commit's duration in seconds."""
 
     snapshots: int
     manifests: int
     commit_s: float
     at_ms: int
+
+
+def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
+    """Measure the table's branch `main`. An open backfill branch would count its snapshots again."""
+    main = list(ancestors(table.metadata))
+    manifests = len(manifests_of(main[0], table.io)) if main else 0
+    return Measure(len(main), manifests, commit_s, at_ms)
 
 
 class Low(NamedTuple):
@@ -83,7 +90,7 @@ class Throttle:
 
     lows: tuple[Low, ...]
     grows: bool
-    turn: float
+    extreme: float
     """The pressure's maximum while `grows` is True; its minimum otherwise."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched."""
@@ -92,29 +99,23 @@ class Throttle:
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """Return the state after one more commit, whose measurement is `measure`.
-
-    The first commit, and a commit after a long pause, only begin the history.
-    """
+    """Return the state after one more commit. The first one, and one after a long pause, only begin the history."""
     lows = _lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
     low = _lowest(lows)
     pressure = bounds.pressure(low)
-    grows, turn = _direction(before, pressure)
+    grows, extreme = _direction(before, pressure)
     pressed = before is not None and before.reason is not None
     known = pressed or len(lows) == SLICES
     if not (known and grows) or pressure <= (END if pressed else BEGIN):
-        return Throttle(lows, grows, turn)
+        return Throttle(lows, grows, extreme)
     interval = min(bounds.interval * pressure / END, bounds.longest)
-    return Throttle(lows, grows, turn, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
+    return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
-    """Return the lows of the last `SLICES` time slices, oldest first.
-
-    Drops slices in the future, which exist if the clock was set back.
-    """
+    """Return the lows of the last `SLICES` time slices, oldest first. Drops slices in the future (a clock set back)."""
     now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
     earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
     return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))
@@ -128,10 +129,10 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
     if before is None:
         return False, pressure
     if before.grows:
-        height = max(before.turn, pressure)
-        return (False, pressure) if pressure * TURN < height else (True, height)
-    depth = min(before.turn, pressure)
-    return (True, pressure) if pressure > depth * TURN else (False, depth)
+        height = max(before.extreme, pressure)
+        return (False, pressure) if pressure * TURN_FACTOR < height else (True, height)
+    depth = min(before.extreme, pressure)
+    return (True, pressure) if pressure > depth * TURN_FACTOR else (False, depth)
 
 
 def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> str:

@@ -1,11 +1,9 @@
-"""Lets a stream of captured changes read whole source transactions only, and no event of a transaction that has not
-ended.
+"""Lets a stream of captured changes read only whole source transactions.
 
 Each event of the source's table names its transaction. Another topic has the number of events of each transaction. The
 driver reads both topics here, so that the planner knows where a batch may end.
 
-Events that are held back stay in Kafka. The marker's position is always a boundary between transactions, and after a
-crash the next writer continues there.
+Events that are held back stay in Kafka. The marker's position is always a boundary between transactions.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import OffsetGap, SpecError, TopicMissing
@@ -37,43 +34,22 @@ log = logging.getLogger(__name__)
 STEP = 100_000
 """Number of events to read at a time. After each step, the events of complete transactions are forgotten."""
 SLICE = 20_000
-"""Number of records of the transaction topic to read at once. It is limited because ends that are not needed yet take
-memory.
-"""
+"""Number of records of the transaction topic to read at once. Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum time by which the connector's clock may step back. The search for transaction ends starts this long before
-the first event.
-"""
+"""Maximum time by which the connector's clock may step back. The search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets before the position that a new writer searches for the last transaction, if the marker does not
-name it.
-
-The marker does not name it if an earlier version wrote the marker, or if the stream was reset.
-"""
+"""Number of offsets to search for the last transaction, if the marker does not name it after a reset."""
 MAX_NAME_CHARACTERS = 200
 """Maximum number of characters of a table's name in messages."""
 WARN_S = 60.0
 """Delay and interval (s) of the warnings about a transaction that does not end."""
 
 
-class Topics(Protocol):
-    """Reads the events and the transaction ends from Kafka."""
-
-    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
-        """Yield the events with offsets in `[start, end)` that Kafka still has."""
-
-    def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
-        """Return the next transaction ends, and whether more may follow.
-
-        The first call starts at the time `since_ms`.
-        """
-
-
 @dataclass(slots=True)
 class WholeTransactions:
     """Finds the offsets at which one partition's batches may end. Used by one thread at a time."""
 
-    topics: Topics
+    topics: KafkaTopics
     topic: str
     """The name of the transaction topic, for messages."""
     max_records: int
@@ -82,7 +58,7 @@ class WholeTransactions:
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if the marker names it."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do, as text; empty if no records are held back."""
+    """The transaction for which records are held back, and what to do; empty if none are held back."""
     stuck: bool = False
     """Whether all events and ends were read, and a transaction has definitely not ended."""
     _waits: bool = False
@@ -90,12 +66,11 @@ class WholeTransactions:
     _log: Boundaries | None = None
     _scanned: int = 0
     _since_ms: int | None = None
-    """When the first event of a transaction was written, in milliseconds since 1970; None before that event was read.
-    """
+    """When the first event of a transaction was written (ms since 1970); None before it was read."""
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset at which an unfinished transaction begins, and since when (`clock`) it has been unfinished."""
+    """The offset at which an unfinished transaction begins, and since when (`clock`)."""
     _warned: float = 0.0
 
     @property
@@ -104,22 +79,17 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def listen(self) -> None:
-        """Read the ends of transactions, if records are held back.
-
-        Called before the ends of logs are fetched. So all events of these transactions precede the ends of the logs.
-        """
+        """Read ends of transactions, if records wait for one. Called before the ends of logs are fetched."""
         more = self._waits
         while more:
             more = self._read_ends()
 
     @property
     def last(self) -> LastTransaction:
-        """The last transaction before `at`."""
         return self._log.newest if self._log else self.began
 
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return the offset up to which the partition may be read, from `start`. `end` is the end of the partition's
-        log.
+        """Return the offset up to which the partition may be read, from `start`. `end` is the end of its log.
 
         The result is less than `end` if all records up to `end` are known and a transaction has not ended. Raises the
         errors of reading Kafka, and SpecError if the topic has events of several tables.
@@ -138,7 +108,7 @@ class WholeTransactions:
                 goal = self._scanned + self.max_records
         held_back = all_read and self._log.at < end
         self.stuck, self._waits = held_back and self._waits, held_back
-        self.waits_for = self._words(open_one) if held_back else ""
+        self.waits_for = self._describe_wait(open_one) if held_back else ""
         self._warn(tp, open_one)
         return self._log.at if all_read else end
 
@@ -155,31 +125,31 @@ class WholeTransactions:
         if end <= self._scanned:
             return
         assert self._log is not None
-        for chunk, said in self.topics.events(tp, self._scanned, end):
-            for one, offset, ms in zip(said, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
+        for chunk, events in self.topics.events(tp, self._scanned, end):
+            for one, offset, ms in zip(events, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
                 if one.transaction:
-                    self._know(tp, one, ms)
+                    self._add_event(tp, one, ms)
                 elif one.unmarked and not self._reported:
                     self._reported = True
                     log.warning(
-                        "events of topic %s do not tell their transaction, and are published as they come: let the "
-                        "connector have provide.transaction.metadata=true",
+                        "events of topic %s do not name their transaction, so they are committed without it: set "
+                        "provide.transaction.metadata=true in the connector",
                         tp[0],
                     )
                 self._log.add(one.transaction, one.order, one.position, offset + 1, unreadable=one.unreadable)
                 self._scanned = offset + 1
-        self._log.passed(end)
+        self._log.skip_to(end)
         self._scanned = end
 
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
         """Return the last transaction before `start`, for a stream whose marker does not name it."""
         found = NO_TRANSACTION
-        for _, said in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
-            for one in said:
+        for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
+            for one in events:
                 found = LastTransaction(one.transaction, one.position) if one.transaction else found
         return found
 
-    def _know(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
+    def _add_event(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
@@ -200,7 +170,7 @@ class WholeTransactions:
         ends, more = self.topics.ends(self._since_ms)
         for end in ends:
             for table in self._tables & end.events.keys():
-                self._log.ended(end.transaction, end.events[table])
+                self._log.add_end(end.transaction, end.events[table])
         return more
 
     def _warn(self, tp: TopicPartition, open_one: str) -> None:
@@ -210,29 +180,27 @@ class WholeTransactions:
         elif open_one and now - self._warned >= WARN_S:
             self._warned = now
             log.warning(
-                "topic %s: what lies behind offset %d is not published since %.0f s: %s",
-                *(tp[0], self.at, now - self._open[1], self._words(open_one)),
+                "topic %s: records after offset %d have been held back for %.0f s: %s",
+                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
             )
 
-    def _words(self, open_one: str) -> str:
+    def _describe_wait(self, open_one: str) -> str:
         """Describe which transaction the records wait for, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
-                f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs. If the source's log began again (another server, a restored one) "
-                "within "
-                "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
+                f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
+                "that the connector runs. The source's log may have begun again (another or a restored server) within "
+                "an hour, or with a clock that is behind. Then remove envelope.transactions until the stream has "
+                "caught up"
             )
         return (
-            f"transaction {open_one} of the source has not ended by what topic {self.topic} says. Check that the "
-            "connector runs, with provide.transaction.metadata=true"
+            f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "
+            "connector runs with provide.transaction.metadata=true"
         )
 
 
 @dataclass(slots=True)
 class KafkaTopics:
-    """Implements `Topics` with the stream's Kafka cluster."""
-
     properties: Mapping[str, str]
     """Kafka properties with resolved references."""
     kafka: KafkaOffsets
@@ -243,18 +211,20 @@ class KafkaTopics:
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
+        """Yield the events with offsets in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
             yield chunk, self.decoder.events(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
+        """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
         try:
             topic = self.kafka.describe()
         except TopicMissing:  # the first transaction creates the topic
             return [], False
         partitions, topic_ids = topic.partitions, topic.identity.topic_ids
         if self._topic_ids and topic_ids != self._topic_ids:
-            log.warning("topic %s was made again: it is read from its beginning", ", ".join(topic_ids))
+            log.warning("topic %s was recreated: it is read from its beginning", ", ".join(topic_ids))
             self._next = dict(self.kafka.earliest(partitions))
         self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:
@@ -291,7 +261,7 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """Return the object that finds the stream's transaction boundaries; None if the stream declares no transactions.
+    """Return the object that finds the stream's transaction boundaries; None if it declares no transactions.
 
     `properties` may have unresolved references. `last` is the last transaction in the marker.
     """

@@ -1,12 +1,10 @@
 """Forks Spark's Python workers from a process that has already imported the modules that a stage needs.
 
 Spark ends Python workers that were idle for a minute. A stream that commits once a minute would import everything again
-in each batch, which takes several CPU seconds. The property `spark.python.daemon.module` makes Spark start this module
-in place of `pyspark.daemon`, on the driver's host and on executors.
+in each batch. The property `spark.python.daemon.module` makes Spark start this module in place of `pyspark.daemon`.
 
 A fork copies only the thread that forks. So no other thread may run here, no connection may be open, and no Kafka
-client may be created before the fork. OpenBLAS and jemalloc start threads as soon as NumPy and PyArrow are imported,
-unless their settings forbid it.
+client may be created before the fork. OpenBLAS and jemalloc start threads unless their settings forbid it.
 """
 
 from __future__ import annotations
@@ -23,20 +21,13 @@ from importlib.machinery import PathFinder
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
 LATE = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
-"""Modules that a stage imports late, because a process may not need them or may be unable to load them.
-
-The daemon imports them before it forks: a worker forked from an old daemon after an upgrade must not load newly
-installed modules.
-"""
+"""Modules that a stage imports late. A worker forked from an old daemon after an upgrade must not load new ones."""
 _ARCHIVE = re.compile(r"/(pyspark|py4j-[^/]*-src)\.zip$")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def preload() -> None:
-    """Import the modules that a stage needs.
-
-    If an import fails here, each worker tries it again and fails by itself.
-    """
+    """Import the modules that a stage needs. If an import fails, each worker tries it again and fails by itself."""
     os.environ |= WITHOUT_THREADS
     _leave_out_archives()
     # Spark reads the daemon's port from standard output, so nothing else may be printed there.
@@ -56,9 +47,7 @@ def preload() -> None:
 
 
 def _leave_out_archives() -> None:
-    """Remove Spark's zip files from the import path if PySpark and Py4J are installed: the zip files have no compiled
-    code.
-    """
+    """Remove Spark's zip files, which have no compiled code, from the import path if PySpark and Py4J are installed."""
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others
@@ -68,7 +57,7 @@ if __name__ == "__main__":
     preload()
     from pyspark import daemon
 
-    from frazil.stream.attempt import watched
+    from frazil.stream.attempt import wrap_worker_main
 
-    daemon.worker_main = watched(daemon.worker_main)
+    daemon.worker_main = wrap_worker_main(daemon.worker_main)
     daemon.manager()  # type: ignore[no-untyped-call]

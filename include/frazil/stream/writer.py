@@ -1,8 +1,7 @@
-"""The writer of one stream. In each epoch it takes over, settles the batches that earlier epochs left, and runs
-batches.
+"""The writer of one stream. In each epoch it takes over, settles batches of earlier epochs, and runs batches.
 
-A stale batch ends the epoch, and the writer begins the next one. Every epoch begins at the marker's offsets: nothing
-else records a stream's position.
+A stale batch ends the epoch, and the writer begins the next one at the marker's offsets: nothing else records a
+stream's position.
 """
 
 from __future__ import annotations
@@ -26,20 +25,13 @@ from frazil.commit.followers import Followers
 from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import MergeConfig, merge_config
+from frazil.commit.merging import merge_config
 from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy
-from frazil.errors import (
-    CommitUnavailable,
-    KafkaUnavailable,
-    OffsetGap,
-    PythonStartTimeout,
-    StaleBatch,
-    TopicMissing,
-)
+from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
 from frazil.events import ChangesMerged, EpochBegan, Events, OutageMet, PhaseBegan, RecordsSkipped, Sink, StreamEvent
 from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase
@@ -48,25 +40,23 @@ from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
 from frazil.offsets.spans import TopicPartition
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
-from frazil.stream.event_log import log_event
-from frazil.stream.hosting import Hosting
+from frazil.stream.hosting import Hosting, RecordFolding
 from frazil.stream.merge_tasks import MergeRun
+from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_S
-from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
-from frazil.stream.record_folding import RecordFolding
-from frazil.stream.recording import Recording, recorded
+from frazil.stream.recording import Recording, log_event, record_events
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import made_to_follow
-from frazil.stream.stall_history import Limits
+from frazil.stream.routed_tables import create_waiting_table
+from frazil.stream.stall import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
@@ -74,14 +64,10 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""Number of epochs in a row that may end with StaleBatch before the writer ends. Something else then keeps changing the
-stream.
-"""
+"""Number of epochs in a row that may end with StaleBatch before the writer ends."""
 START_ATTEMPTS = 10
 MAX_START_WAIT_S = 30.0
-"""Maximum wait (s) between two attempts to start Spark's Python processes on a busy host. All attempts together take
-minutes.
-"""
+"""Maximum wait (s) between two attempts to start Spark's Python processes on a busy host."""
 
 
 @dataclass(slots=True)
@@ -90,7 +76,6 @@ class Writer:
 
     spec: StreamSpec
     engine: Engine
-    """The engine that stages the batches."""
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
     """Receivers of the writer's events, called after the log and the heartbeat."""
@@ -102,8 +87,8 @@ class Writer:
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Run batches until the writer is stopped. With `until_caught_up`, also stops when all records that were in
-        Kafka at the start are committed.
+        """Run batches until the writer is stopped and, with `until_caught_up`, until all records that were in Kafka are
+        committed.
 
         Returns the last marker. Returns None if the writer was stopped before it took over, or while a service that it
         needs did not respond. Raises errors that a new epoch would not fix.
@@ -115,10 +100,8 @@ class Writer:
         # The engine may already be started. It ends together with this context, whatever the reason.
         heartbeats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
-        records, metrics = (
-            recorded(self.spec, events, self.hosting.recording_threads),
-            self.hosting.telemetry.sinks(self.spec),
-        )
+        records = record_events(self.spec, events, self.hosting.recording_threads)
+        metrics = self.hosting.telemetry.sinks(self.spec)
         with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
             for sink in (*self.sinks, *measuring):
                 events.add(sink)
@@ -138,9 +121,10 @@ class Writer:
             check_secret(self.spec)
         source = (kafka_settings, self.spec.source.reads)
         with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
-            if not self._topics_found(kafka, events.emit):
+            if not self._wait_for_topics(kafka, events.emit):
                 return None
-            with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
+            starting = PhaseBegan(Phase.STARTING)  # so that a writer in the queue does not look stuck
+            with hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: events.emit(starting)) as admitted:
                 if not admitted:
                     return None
                 table = load_stream_table(self.spec)
@@ -151,42 +135,27 @@ class Writer:
                 if not self.engine.ready(self.stopping.is_set):
                     return None
                 tables, progress = self._open(reporter, events.emit)
-                recording.opens(tables)
-            planned = reporter.planned
-            parts = EpochParts(
-                self.spec,
-                self.engine,
-                kafka,
-                tables,
-                progress,
-                folder,
-                events.emit,
-                planned,
-                hosting,
-                afterwards,
-                partial(self._wait_outside_turn, events.emit),
-            )
+                recording.start(tables)
+            report = reporter.set_planner_report
+            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, afterwards)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
 
-    def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until a topic matches the stream's pattern. Returns False if the writer is asked to end first.
-
-        Does not wait if the stream's table has its marker, because such a stream continues without a topic.
-        """
+    def _wait_for_topics(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
+        """Wait for a topic of the pattern, unless the table has a marker. Returns False if asked to end first."""
         if self.spec.source.topic_pattern is None:
             return True
         table = load_stream_table(self.spec)
         if table is not None and property_name(self.spec.name) in table.metadata.properties:
             return True
-        said = f"no topic of the cluster matches source.topic-pattern '{self.spec.source.topic_pattern}'"
+        problem = f"no topic of the cluster matches source.topic-pattern '{self.spec.source.topic_pattern}'"
         while not self.stopping.is_set():
             if kafka.describe().partitions:
                 return True
             if self.until_caught_up:
-                raise TopicMissing(f"stream {self.spec.name!r}: {said}: there is nothing to catch up with")
+                raise TopicMissing(f"stream {self.spec.name!r}: {problem}: there is nothing to catch up with")
             emit(PhaseBegan(Phase.STARTING))
-            emit(OutageMet(f"{said}; the writer looks again every {DESCRIBE_S:.0f} s"))
+            emit(OutageMet(f"{problem}; the writer checks again every {DESCRIBE_S:.0f} s"))
             self.stopping.wait(DESCRIBE_S)
         return False
 
@@ -218,7 +187,7 @@ class Writer:
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
                     "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
-                    "an empty table; to keep the rows, bring the former table back under this name first"
+                    "an empty table. To keep the rows, restore the former table under this name first"
                 ) from error
             last = epoch.number
 
@@ -233,61 +202,50 @@ class Writer:
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
+        run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
         tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
-                wait=partial(self._wait_outside_turn, emit), report=lambda sentence: emit(OutageMet(sentence))
+                wait=partial(self.wait_without_slot, emit), report=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
-            merging=self._merging(progress, emit),
+            merging=merge_config(self.spec, run, lambda: self.engine.parallelism),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
-        reporter.table(main.location(), progress, merges=tables.merging is not None)
+        reporter.set_table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> MergeConfig | None:
-        run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
-        return merge_config(self.spec, run, lambda: self.engine.parallelism)
-
-    def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage, while other streams may use this writer's slot.
-
-        Returns whether the writer is asked to end.
-        """
+    def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
+        """Wait during an outage, while other streams may use this writer's slot. Returns whether to end."""
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
-        return self.hosting.turns.lend(
-            lambda: self.stopping.wait(seconds), unless=self.stopping.is_set, waits=lambda: emit(again)
+        return self.hosting.slots.lend(
+            lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
         )
-
-
-def _still_starting(events: Events) -> None:
-    """Report the starting phase, so that a writer in the queue does not look stuck."""
-    events.emit(PhaseBegan(Phase.STARTING))
 
 
 @dataclass(frozen=True, slots=True)
 class EpochParts:
     """The objects that the epochs of one process share."""
 
-    spec: StreamSpec
-    engine: Engine
+    writer: Writer
     kafka: KafkaOffsets
     tables: StreamTables
     progress: ProgressFolder
     folder: Path
     emit: Callable[[StreamEvent], None]
-    planned: Callable[[PlannerReport | None], None]
+    set_planner_report: Callable[[PlannerReport | None], None]
     """Receives the planner's observations, and None when a new planner starts."""
-    hosting: Hosting
     afterwards: ExitStack
     """Holds callbacks that run after the engine has ended."""
-    wait: Callable[[float], object]
-    """Waits for a number of seconds during an outage. Returns a true value if the writer is asked to end."""
+
+    @property
+    def spec(self) -> StreamSpec:
+        return self.writer.spec
 
 
 @dataclass(slots=True)
@@ -309,18 +267,24 @@ class Epoch:
     def run(self) -> Marker | None:
         """Run the epoch, and return the last marker; None if it was stopped before it took over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
-        turn = p.hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: p.emit(wait))
-        with catalog_errors(p.tables.main.catalog_name), turn as admitted:
+        slot = p.writer.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
+        with catalog_errors(p.tables.main.catalog_name), slot as admitted:
             if not admitted:
                 return None
             runner = self._begin()
         p.afterwards.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.afterwards.callback(runner.sweep_stragglers)
         late = 0
-        while not self._over(runner):
-            loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)
+        while not self._is_over(runner):
+            loop = BatchLoop(
+                p.writer.engine,
+                runner,
+                drain=self.goal is not None,
+                set_planner_report=p.set_planner_report,
+                hosting=p.writer.hosting,
+            )
             try:
-                loop.run(until=partial(self._over, runner, loop.is_left), wait=self.stopping.wait)
+                loop.run(until=partial(self._is_over, runner, loop.stays_unread), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -335,15 +299,12 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _over(self, runner: BatchRunner, is_left: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
+    def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         behind = runner.route is not None and runner.route.behind
-        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
+        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, stays_unread))
 
     def _begin(self) -> BatchRunner:
-        """Take over the stream, settle the batches of earlier epochs, and return the runner of this epoch's batches.
-
-        Afterwards, every batch of an earlier epoch is either committed or discarded.
-        """
+        """Take over the stream, and commit or discard every earlier batch. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -354,7 +315,10 @@ class Epoch:
             first_epoch=1 + highest_epoch(p.tables),
             after=self.after,
             following=partial(
-                Followers.load, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
+                Followers.load,
+                p.tables,
+                make=partial(create_waiting_table, p.spec, p.tables),
+                atomic=p.spec.commit.atomic,
             ),
         )
         self.number = committer.epoch
@@ -363,7 +327,7 @@ class Epoch:
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
         p.emit(EpochBegan(committer.epoch, marker, settled))
-        marker = self._after_gaps(committer, marker, topics)
+        marker = self._skip_gaps(committer, marker, topics)
         runner = BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
@@ -374,7 +338,7 @@ class Epoch:
             emit=p.emit,
             run_folder=p.folder,
             progress=p.progress,
-            wait=p.wait,
+            wait=partial(p.writer.wait_without_slot, p.emit),
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
         )
@@ -382,12 +346,11 @@ class Epoch:
             runner.report(journal)
         return runner
 
-    def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`. Otherwise raise
-        `OffsetGap`.
+    def _skip_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
+        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
 
-        With `on-gap: skip`, a stream whose log was truncated is first reset to the offset of the truncation, which ends
-        this epoch.
+        With `on-gap: skip`, a truncated log first resets the stream to the offset of the truncation, which ends this
+        epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Some topics that match the pattern may have been deleted.
@@ -411,7 +374,7 @@ class Epoch:
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
 
-    def _caught_up(self, marker: Marker, is_left: Callable[[TopicPartition], bool]) -> bool:
+    def _caught_up(self, marker: Marker, stays_unread: Callable[[TopicPartition], bool]) -> bool:
         return self.goal is not None and all(
-            marker.offsets.get(tp, 0) >= end or is_left(tp) for tp, end in self.goal.items()
+            marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items()
         )

@@ -39,10 +39,9 @@ from frazil.errors import (
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import counted
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
 from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
-from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 FIXED_BY_TABLE_CHANGE = frozenset(
@@ -57,14 +56,13 @@ FIXED_BY_TABLE_CHANGE = frozenset(
         CircuitOpen,
     )
 )
-"""Exit codes that an operator fixes by changing the table. Without `Fenced`: the newer writer changes the table, too.
-"""
+"""Exit codes that an operator fixes by changing the table. After `Fenced`, the newer writer changes it, too."""
 
 EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
 """Exit codes whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in subtypes() if kind.restartable)
-"""Exit codes of a writer that could not reach a service, such as Kafka. Such a writer is restarted indefinitely."""
+"""Exit codes of a writer that could not reach a service. Such a writer is restarted indefinitely."""
 
 
 FAILURE_CAUSES = frozenset(
@@ -86,7 +84,7 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
-        return _hosted(observed, launch, status, now_ms=now_ms, policy=policy)
+        return _decide_hosted(observed, launch, status, now_ms=now_ms, policy=policy)
     if (stop := observed.stop_request) is not None:
         return decide_stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
@@ -96,8 +94,7 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
     )
 
 
-def _hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
-    """Keep a writer that a shared application runs. End its supervision here if the stream is removed."""
+def _decide_hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
     declared, runs = observed.declared, f"the application {launch.application} runs the writer"
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
@@ -105,7 +102,6 @@ def _hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, pol
 
 
 def _stop_or_restart(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Stop or restart a running writer that no longer matches its declaration or desired state; None if it matches."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago"
@@ -147,7 +143,6 @@ def _hold_or_end(observed: Observed, *, now_ms: int, policy: Policy) -> Decision
 
 
 def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """Return the decision after the end of the last writer, if a writer should run."""
     exit_ = observed.exit
     if exit_ is None:
         last = "the foreground writer ended" if observed.launch else "none has been launched before"
@@ -172,7 +167,6 @@ def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decisio
 
 
 def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Restart the writer after the backoff, or give up after too many crashes without a commit."""
     row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     message = f": {exit_.error}" if exit_.error else ""
@@ -184,7 +178,7 @@ def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, p
     cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
     wait_ms = policy.backoff_ms(len(row))
     lived = ago(exit_.ended_at_ms - exit_.started_at_ms)
-    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeated(row)}{message}"
+    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(row)}{message}"
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
@@ -193,7 +187,7 @@ def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, p
 
 
 def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Return the decision after an end whose cause is outside this host and may be gone; None for any other end."""
+    """Decide after an end whose cause is outside this host and may be gone; None for any other end."""
     if exit_.code not in EXTERNAL_CAUSES:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
@@ -209,7 +203,7 @@ def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int,
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether no supervisor on this host saw this end, or supervision was away from this host for long since then."""
+    """Whether no supervisor on this host saw this end, or supervision was away for long since then."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -225,7 +219,7 @@ def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy:
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
     reason = (
-        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeated(row)}, although it committed with the "
+        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(row)}, although it committed with the "
         f"same credentials before; last error: {exit_.error or 'none'}"
     )
     if now_ms < due_ms <= now_ms + wait_ms:
@@ -239,15 +233,11 @@ def _has_committed_before(observed: Observed, exit_: ExitRecord) -> bool:
 
 
 def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Return a predicate for exits with the same declaration and generation as the last exit."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first.
-
-    A requested stop, or a user's change between two exits, ends the sequence.
-    """
+    """Return the latest exits without a commit, a requested stop or a user's change, newest first."""
     last = exits[-1]
     same = _same_declaration_as(last)
 
@@ -281,7 +271,7 @@ def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, 
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Describe a user's change after this end, which may have fixed the cause; None without such a change."""
+    """Describe a user's change after this end, which may have fixed the cause; None without one."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
@@ -307,10 +297,7 @@ def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> 
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
     return Decision(
-        WriterAction.HOLD,
-        cause,
-        f"given up: {reason}; fix the cause, then run `frazil resume`",
-        subject=subject,
+        WriterAction.HOLD, cause, f"given up: {reason}; fix the cause, then run `frazil resume`", subject=subject
     )
 
 
@@ -319,7 +306,7 @@ def _request_text(what: str, desired: Desired, *, now_ms: int) -> str:
     return f"{what} by {desired.by or 'an unknown user'} {ago(now_ms - desired.at_ms)} ago{why}"
 
 
-def _repeated(exits: list[ExitRecord]) -> str:
+def _repeat_text(exits: list[ExitRecord]) -> str:
     return f", {len(exits)} times in a row" if len(exits) > 1 else ""
 
 

@@ -1,9 +1,14 @@
-"""A decision about a writer: the action, its cause, and the reason in words."""
+"""A decision about a writer, and the limits (in milliseconds) on which it depends."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
+
+from frazil.host.heartbeat import Phase
+from frazil.spec.model import StreamSpec
 
 
 class WriterAction(StrEnum):
@@ -58,3 +63,63 @@ class Decision:
     """When a hold ends by itself; None if it lasts until an operator or a service changes something."""
     subject: str = ""
     """The launch id or problem that a GIVE_UP is about. The supervisor gives up once per subject."""
+
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+
+ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
+    {
+        Phase.STARTING: 5 * MINUTE_MS,
+        Phase.TAKING_OVER: 10 * MINUTE_MS,
+        Phase.WAITING: 6 * MINUTE_MS,
+        Phase.STAGING: 5 * MINUTE_MS,
+        Phase.JOURNALING: 5 * MINUTE_MS,
+        Phase.COMMITTING: 10 * MINUTE_MS,
+        Phase.STOPPING: 5 * MINUTE_MS,
+        Phase.ENDED: MINUTE_MS,
+    }
+)
+"""Maximum time (ms) without progress per phase, well above its own timeouts, such as two minutes for brokers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The supervisor's limits and backoffs."""
+
+    advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
+    """A writer without progress for longer than its phase's limit is hung; in WAITING only with lag."""
+    heartbeat_limit_ms: int = MINUTE_MS
+    """Maximum age of a live writer's heartbeat. A writer renews its heartbeat about every second."""
+    hung_grace_ms: int = 30 * SECOND_MS
+    """Milliseconds that a hung writer has to stop before it is killed."""
+    removal_grace_ms: int = 10 * SECOND_MS
+    """Time (ms) for which a declaration may be missing, for example while files are replaced.
+
+    Commands and DAGs wait longer (`frazil.spec.last_valid.MOMENT_MS`), because removing a DAG deletes its runs. A
+    writer that is stopped too early loses nothing.
+    """
+    first_backoff_ms: int = SECOND_MS
+    max_backoff_ms: int = MINUTE_MS
+    max_denied_backoff_ms: int = 15 * MINUTE_MS
+    """Long, because restoring access takes a while, and a catalog may lock out frequent clients."""
+    moved_ms: int = 5 * MINUTE_MS
+    """Time (ms) without supervision after which another host may have supervised. A restart of Airflow is shorter."""
+    crash_limit: int = 5
+    """Number of crashes without a commit within `crash_window_ms` after which the supervisor gives up."""
+    crash_window_ms: int = 60 * MINUTE_MS
+
+    def backoff_ms(self, crashes: int) -> int:
+        """Return the wait after this number of consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
+        return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
+
+    def denied_backoff_ms(self, denials: int) -> int:
+        """Return the wait after this number of consecutive denials: 1 min, 2 min, 4 min, ... up to 15 minutes."""
+        return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
+
+    @classmethod
+    def for_stream(cls, spec: StreamSpec) -> Policy:
+        """Return the limits for a stream, whose writer may wait for its longest commit interval."""
+        interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
+        waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
+        return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

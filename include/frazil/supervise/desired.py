@@ -1,8 +1,8 @@
 """Stores the desired state of a stream, running or paused, in one small object next to its journals.
 
-The object is stored with the table and not on a host, so that the command line and Airflow see the same state on every
-host. Without a table (before the first start, or because the catalog lost it), the state is stored in the run folder
-and applies to that host alone. A missing object means running. Pausing Airflow's DAG does not pause the stream.
+The object is stored with the table, so that commands and Airflow see the same state on every host. Without a table, it
+is stored in the run folder and applies to that host alone. A missing object means running. Pausing Airflow's DAG does
+not pause the stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_ATTEMPTS = 20
 
 
 class DesiredStore:
-    """Reads and writes the desired state of one stream. Each write builds on the newest state."""
+    """Reads and writes the desired state of a stream. Each write builds on the newest state."""
 
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
@@ -41,11 +41,6 @@ class DesiredStore:
         if table is not None:
             folder = state_location(table, stream)
             self._folders.insert(0, _DesiredStateFolder(open_store(folder, table.io.properties), folder))
-
-    @classmethod
-    def for_application(cls, application: str) -> DesiredStore:
-        """Open the desired state of a shared application, which is stored on this host alone."""
-        return cls(application, None)
 
     @property
     def is_with_table(self) -> bool:
@@ -59,8 +54,8 @@ class DesiredStore:
     def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Stop the writer after its current batch, and keep it stopped.
 
-        `after` is the generation that the user saw. Like `resume` and `restart`, raises DesiredMoved if the generation
-        has changed.
+        `after` is the generation that the user saw. Raises DesiredMoved if it has changed, as `resume` and `restart`
+        do.
         """
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
@@ -75,7 +70,8 @@ class DesiredStore:
     def _set(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
         for _ in range(MAX_ATTEMPTS):
             try:
-                before, own = self._before()
+                own, *others = [folder.read() for folder in self._folders]
+                before = _newest_state([own, *others])
             except SpecError:
                 # The lost generations were counted up from 0, so the clock exceeds them.
                 before, own = Desired(generation=clock.now_ms()), None
@@ -91,11 +87,6 @@ class DesiredStore:
             f"{self._name} was paused, resumed or restarted by another user at the same time: check its state and "
             "try again"
         )
-
-    def _before(self) -> tuple[Desired, Desired | None]:
-        """Return the newest state of all folders, and the state of the folder for writes."""
-        own, *others = [folder.read() for folder in self._folders]
-        return _newest_state([own, *others]), own
 
     def _next_state(self, before: Desired, mode: DesiredMode, *, by: str, reason: str, restart: bool) -> Desired:
         now_ms = clock.now_ms()
@@ -114,9 +105,9 @@ class DesiredStore:
 class _DesiredStateFolder:
     """A folder with the desired state: one current object, and a chain with one object after each generation.
 
-    A write first creates its object in the chain, named after the previous generation, unless this object exists. This
-    decides which of several writers was first. Then the write replaces the current object, where readers begin. The
-    current object may be outdated, so readers follow the chain.
+    A write first creates its object in the chain, named after the previous generation, unless it exists. This decides
+    which writer was first. Then the write replaces the current object, where readers begin. The current object may be
+    outdated, so readers follow the chain.
     """
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
@@ -165,10 +156,7 @@ def _newest_state(found: Iterable[Desired | None]) -> Desired:
 
 
 def _newest(one: Desired, other: Desired) -> Desired:
-    """Return the state that was written last, with a generation above the other's.
-
-    Its user may not have seen the other state.
-    """
+    """Return the state that was written last, with a generation above the other's, which its user may not have seen."""
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
@@ -181,15 +169,11 @@ def _newest(one: Desired, other: Desired) -> Desired:
 
 
 def open_desired(spec: StreamSpec) -> DesiredStore:
-    """Open the desired state of a stream. Raises the errors of `load_stream_table`."""
     return DesiredStore(spec.name, load_stream_table(spec))
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """Return a token that changes with `frazil reset` and `adopt`, and when the table's schema changes or is accepted.
-
-    Commits of other streams do not change the token.
-    """
+    """Return a token that changes with `frazil reset`, `adopt`, and the schema, but not with other streams' commits."""
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"

@@ -6,9 +6,8 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import counted
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
 from frazil.supervise.observed import Observed
-from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000
@@ -38,16 +37,12 @@ def known_lag(heartbeat: Heartbeat) -> int | None:
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Whether a writer can no longer commit, because the stream has the newer epoch `epoch`.
-
-    False while the writer starts or takes over: its heartbeat does not have its new epoch yet.
-    """
+    """Whether a newer epoch exists, so that a writer cannot commit. False during its start, before it has an epoch."""
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
 
 def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
-    """Describe a running writer's progress in one line."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
@@ -65,10 +60,7 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
 
 
 def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Decide to restart a writer that exceeded its phase's time limit, or whose heartbeat is missing; otherwise None.
-
-    A writer that processes a long backlog is not hung, and an idle writer is not hung either.
-    """
+    """Restart a writer without progress or heartbeat for too long; else None. Neither a backlog nor idling counts."""
     heartbeat = observed.heartbeat
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
@@ -91,7 +83,7 @@ def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Poli
 
 
 def decide_stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """Decide to keep a stopping writer while its current batch makes progress, otherwise to kill it."""
+    """Keep a stopping writer while its current batch makes progress, otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}

@@ -18,8 +18,6 @@ class DesiredMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired state of a stream."""
-
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
     """Grows with each pause, resume and restart."""
@@ -46,8 +44,6 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A valid declaration."""
-
     fingerprint: str
 
 
@@ -62,8 +58,7 @@ class Observed:
     table_fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`; None if it was not read."""
     watched_since_ms: int = 0
-    """Start of uninterrupted supervision. Missing heartbeats before that time are ignored: the machine may have slept.
-    """
+    """Start of uninterrupted supervision. Heartbeats missing before are ignored: the machine may have slept."""
     away_since_ms: int = 0
     """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0

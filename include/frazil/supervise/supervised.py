@@ -1,11 +1,10 @@
-"""The programs that can be supervised: a stream's own writer, or a shared application. Also reads a stream's desired
-state and table fingerprint for its supervisor, without raising errors.
-"""
+"""The programs that can be supervised: a stream's own writer, or a shared application."""
 
 from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,101 +19,131 @@ from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
 from frazil.lineage.facts import PARENT
 from frazil.spec.application import Application, shared_applications
-from frazil.spec.last_valid import STREAMS, find_declared
+from frazil.spec.folder_index import FOLDERS
+from frazil.spec.last_valid import EMPTY_MS, STREAMS, find_declared, recall
+from frazil.spec.load import find_stream, load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections as declared_connections
 from frazil.spec.references import environment_names
-from frazil.supervise.declared import Declaration, DeclarationReader
+from frazil.spec.yaml_file import read_mapping
+from frazil.supervise.decision import Policy
 from frazil.supervise.desired import DesiredStore, open_desired, table_fingerprint
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, Unreadable
-from frazil.supervise.policy import Policy
 from frazil.table.tables import load_stream_table
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
 """Returns Airflow connections, as JSON or URI, by their ids. The call may block."""
 
 
-class Supervised(Protocol):
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run: its name, the folder of the streams' declarations, and its Python file."""
+
+    name: str
+    streams: Path
+    main: Path
+    parent: str | None = None
+    """The OpenLineage parent run, unless OPENLINEAGE_PARENT_ID is set in the environment."""
+
+    def request(
+        self,
+        connections: Mapping[str, str],
+        *,
+        variables: Collection[str],
+        fingerprint: str,
+        generation: int,
+        streams: tuple[str, ...],
+    ) -> LaunchRequest:
+        """Build the launch request for this process's Python. Declarations reference the `variables`."""
+        python = sys.executable
+        environment = writer_environment(
+            variables, os.environ, connections=connections, python=python, home=str(home())
+        )
+        return LaunchRequest(
+            command=(python, str(self.main), self.name, "--streams", str(self.streams)),
+            environment=environment if self.parent is None else {PARENT: self.parent, **environment},
+            spec_fingerprint=fingerprint,
+            generation=generation,
+            streams=streams,
+        )
+
+
+class WriterProgram(Program):
+    """The writer of the stream `name`."""
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
+
+
+class ApplicationProgram(Program):
+    """The shared application `name`."""
+
+    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        return SupervisedApplication(self, clock=clock)
+
+
+class Supervised(ABC):
     """A supervised program: a stream's writer, or a shared application."""
 
+    def __init__(self, program: Program, *, clock: Callable[[], int]) -> None:
+        self._program, self._clock = program, clock
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        return self._program.name
 
     @property
     def folder(self) -> Path:
         """The run folder of the program."""
-
-    def launcher(self) -> Launcher: ...
-
-    def read(self) -> Declared | Unreadable | Removed:
-        """Read the current declaration."""
-
-    def policy(self) -> Policy: ...
-
-    def desired(self) -> Desired | Unreadable:
-        """Read the desired state; never raises."""
-
-    def table_fingerprint(self) -> str | None:
-        """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
-
-    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        """Build the request to launch the writer. Raises SpecError."""
-
-    def launched(self) -> None:
-        """Notify that a writer was launched, which may create a missing table."""
-
-    def history(self) -> HistoryStore | None:
-        """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
-
-    def pause(self, *, by: str, reason: str) -> None:
-        """Store a user's pause. Raises the catalog's errors."""
-
-    def resume(self, *, by: str, reason: str) -> None:
-        """Undo a pause by the same `by`; keep any other pause. Raises the catalog's errors."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriterProgram:
-    """A writer to run: the stream's name, the folder of its declaration, and the writer's Python file."""
-
-    stream: str
-    streams: Path
-    main: Path
-    parent: str | None = None
-    """The writer's OpenLineage parent run, unless OPENLINEAGE_PARENT_ID is set in the environment."""
-
-    def command(self) -> tuple[str, ...]:
-        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
-        return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
-
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
-        return SupervisedStream(self, Declaration(self.stream, self.streams, clock=clock), clock=clock)
-
-
-class SupervisedStream:
-    """Supervises one stream's own writer."""
-
-    def __init__(self, program: WriterProgram, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
-        self._program, self._declaration, self._clock = program, declaration, clock
-        self._removed_since_ms: int | None = None
-        self._table = TableState(clock=clock)
-
-    @property
-    def name(self) -> str:
-        return self._program.stream
-
-    @property
-    def folder(self) -> Path:
         return run_folder(self.name)
 
     def launcher(self) -> Launcher:
         return open_launcher(self.name)
 
+    @abstractmethod
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the declaration.
+        """Read the current declaration."""
 
-        A stream in a shared application counts as removed, because the application supervises it.
-        """
+    def policy(self) -> Policy:
+        return Policy()
+
+    @abstractmethod
+    def desired(self) -> Desired | Unreadable:
+        """Read the desired state; never raises."""
+
+    def table_fingerprint(self) -> str | None:
+        """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
+        return None
+
+    @abstractmethod
+    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+        """Build the request to launch the writer. Raises SpecError."""
+
+    def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
+        """Notify that a writer was launched, which may create a missing table."""
+
+    def history(self) -> HistoryStore | None:
+        """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
+        return None
+
+    @abstractmethod
+    def pause(self, *, by: str, reason: str) -> None:
+        """Store a user's pause. Raises the catalog's errors."""
+
+    @abstractmethod
+    def resume(self, *, by: str, reason: str) -> None:
+        """Undo a pause by the same `by`; keep any other pause. Raises the catalog's errors."""
+
+
+class SupervisedStream(Supervised):
+    def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
+        super().__init__(program, clock=clock)
+        self._declaration = declaration
+        self._removed_since_ms: int | None = None
+        self._table = TableState(clock=clock)
+
+    def read(self) -> Declared | Unreadable | Removed:
+        """Read the declaration. A stream in a shared application counts as removed: the application supervises it."""
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._removed_since_ms = None
@@ -134,18 +163,15 @@ class SupervisedStream:
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
         spec = self._valid_spec()
-        return LaunchRequest(
-            command=self._program.command(),
-            environment={
-                **_parent_environment(self._program.parent),
-                **launch_environment(environment_names(spec), connections(declared_connections(spec))),
-            },
-            spec_fingerprint=spec.fingerprint(),
+        return self._program.request(
+            connections(declared_connections(spec)),
+            variables=environment_names(spec),
+            fingerprint=spec.fingerprint(),
             generation=generation,
             streams=(self.name,),
         )
 
-    def launched(self) -> None:
+    def on_launch(self) -> None:
         self._table.forget()
 
     def history(self) -> HistoryStore | None:
@@ -170,45 +196,13 @@ class SupervisedStream:
         return self._declaration.spec
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationProgram:
-    """A shared application to run: its name, the folder of its streams' declarations, and its Python file."""
-
-    application: str
-    streams: Path
-    main: Path
-    parent: str | None = None
-    """See `WriterProgram`."""
-
-    def command(self) -> tuple[str, ...]:
-        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
-        return (sys.executable, str(self.main), self.application, "--streams", str(self.streams))
-
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
-        return SupervisedApplication(self, clock=clock)
-
-
-class SupervisedApplication:
-    """Supervises a shared application. The application itself supervises its streams' writers.
-
-    A pause of the application is stored on its host. Pauses of its streams are handled by the application.
-    """
+class SupervisedApplication(Supervised):
+    """Supervises a shared application, whose pause is stored on its host. It supervises its streams' writers."""
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
-        self._program, self._clock = program, clock
+        super().__init__(program, clock=clock)
         self._application: Application | None = None
         self._missing_since_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return self._program.application
-
-    @property
-    def folder(self) -> Path:
-        return run_folder(self.name)
-
-    def launcher(self) -> Launcher:
-        return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
         now_ms = self._clock()
@@ -225,38 +219,22 @@ class SupervisedApplication:
         self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
         return Removed(self._missing_since_ms)
 
-    def policy(self) -> Policy:
-        return Policy()
-
     def desired(self) -> Desired | Unreadable:
         try:
             return self._store.read()
         except (FrazilError, OSError) as error:
             return Unreadable(f"{type(error).__name__}: {error}")
 
-    def table_fingerprint(self) -> str | None:
-        return None
-
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        if self._application is None:
+        if (application := self._application) is None:
             raise SpecError(f"no stream in {self._program.streams} belongs to the application {self.name!r}")
-        found = self._application
-        return LaunchRequest(
-            command=self._program.command(),
-            environment={
-                **_parent_environment(self._program.parent),
-                **launch_environment(found.environment, connections(found.connections)),
-            },
-            spec_fingerprint=found.fingerprint(),
+        return self._program.request(
+            connections(application.connections),
+            variables=application.environment,
+            fingerprint=application.fingerprint(),
             generation=generation,
-            streams=tuple(spec.name for spec in found.streams),
+            streams=tuple(spec.name for spec in application.streams),
         )
-
-    def launched(self) -> None:
-        pass
-
-    def history(self) -> HistoryStore | None:
-        return None
 
     def pause(self, *, by: str, reason: str) -> None:
         if not _is_paused(self.desired()):
@@ -267,16 +245,7 @@ class SupervisedApplication:
 
     @property
     def _store(self) -> DesiredStore:
-        return DesiredStore.for_application(self.name)
-
-
-def launch_environment(referenced: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a writer that this process launches."""
-    return writer_environment(referenced, os.environ, connections=connections, python=sys.executable, home=str(home()))
-
-
-def _parent_environment(parent: str | None) -> dict[str, str]:
-    return {} if parent is None else {PARENT: parent}
+        return DesiredStore(self.name, None)
 
 
 def _undo_pause(store: DesiredStore, observed: Desired | Unreadable, *, by: str, reason: str) -> None:
@@ -305,7 +274,6 @@ class TableState:
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
-        """Return the desired state."""
         if spec is None:
             return Unreadable("the stream's table is unknown, because it has no valid spec")
         try:
@@ -352,3 +320,65 @@ class TableState:
                 self._store = None
                 self._problem = f"{type(error).__name__}: {error}"
         return self._store
+
+
+class DeclarationReader(Protocol):
+    @property
+    def spec(self) -> StreamSpec | None:
+        """The last valid declaration; None before the first."""
+
+    def read(self) -> Declared | Unreadable | Removed: ...
+
+
+class Declaration:
+    """Reads one stream's declaration repeatedly, and keeps the last valid declaration."""
+
+    def __init__(self, stream: str, folder: Path, *, clock: Callable[[], int]) -> None:
+        self.spec: StreamSpec | None = None
+        """The last valid declaration; None before the first."""
+        self._stream, self._folder, self._clock = stream, folder, clock
+        self._missing_since_ms: int | None = None
+
+    def read(self) -> Declared | Unreadable | Removed:
+        """Read the current declaration. If the folder or a file is unreadable, the stream does not count as removed."""
+        if (known := self._read_own_file()) is not None:
+            self.spec, self._missing_since_ms = known, None
+            return Declared(known.fingerprint())
+        try:
+            os.listdir(self._folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
+        except OSError as error:
+            return Unreadable(f"cannot read {self._folder}: {error.strerror}")
+        try:
+            self.spec = find_stream(self._folder, self._stream)
+        except SpecError as error:
+            self.spec = self.spec or recall(self._folder, self._stream, STREAMS)
+            if not self._is_missing():
+                return Unreadable(str(error))
+            now_ms = self._clock()
+            self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
+            if not stream_files(self._folder) and now_ms - self._missing_since_ms < EMPTY_MS:
+                removed = f"its streams count as removed after {EMPTY_MS // 1000} s"
+                return Unreadable(f"{self._folder} is empty (an unmounted volume?); {removed}")
+            return Removed(self._missing_since_ms)
+        self._missing_since_ms = None
+        return Declared(self.spec.fingerprint())
+
+    def _read_own_file(self) -> StreamSpec | None:
+        """Read the stream's file; None unless it is valid and the only one that declares the stream.
+
+        After None, the caller reads the whole folder to find the cause. A new second declaration is detected at the
+        next listing of the folder.
+        """
+        path = FOLDERS.only_file(self._folder, self._stream)
+        try:
+            spec = load_stream(path) if path is not None else None
+        except SpecError:
+            return None
+        return spec if spec is not None and spec.name == self._stream else None
+
+    def _is_missing(self) -> bool:
+        """Whether no file declares the stream; False while an unreadable file may declare it."""
+        try:
+            return all(read_mapping(path).get("name") != self._stream for path in stream_files(self._folder))
+        except SpecError:
+            return False

@@ -1,8 +1,7 @@
 """Supervises one writer application: each call of `step` observes, decides, acts and reports.
 
 The supervisor's state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two
-concurrent supervisors do no harm: the lock admits one launch, and the other actions are idempotent. The module does not
-depend on Airflow.
+concurrent supervisors do no harm: the lock admits one launch, and the other actions are idempotent.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,7 +32,7 @@ WATCH_INTERVAL_MS = 10_000
 """Milliseconds between two records that this supervisor is active; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_READ_BYTES = 4 * 1024
-"""Bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the earlier lines."""
+"""Bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,6 @@ class Step:
     at_ms: int = 0
 
 
-def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
-    return {}
-
-
 class Program(Protocol):
     def supervised(self, *, clock: Callable[[], int]) -> Supervised: ...
 
@@ -64,7 +59,7 @@ class Supervisor:
         self,
         program: Program,
         *,
-        connections: Connections = _no_connections,
+        connections: Connections = lambda _ids: {},
         launcher: Launcher | None = None,
         clock: Callable[[], int] = clock.now_ms,
     ) -> None:
@@ -88,10 +83,7 @@ class Supervisor:
         return self._step(act=False)
 
     def pause_for_user(self, *, by: str, reason: str) -> Step:
-        """Pause the program for a user, and ask the writer to stop. Raises the catalog's errors.
-
-        The writer is asked to stop even if the pause cannot be stored.
-        """
+        """Pause the program and stop the writer, even if the pause cannot be stored. Raises the catalog's errors."""
         try:
             self._program.pause(by=by, reason=reason)
         finally:
@@ -101,8 +93,8 @@ class Supervisor:
     def clear_for_user(self, *, by: str, reason: str) -> Step:
         """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
 
-        Undoes a pause by the same `by`, but no other pause. The writer is started later, by the next supervisor, which
-        may be on another host.
+        Undoes a pause by the same `by`, but no other pause. The next supervisor, perhaps on another host, starts the
+        writer.
         """
         with self._step_lock:
             launch = self._launcher.observe().launch
@@ -130,14 +122,11 @@ class Supervisor:
             problem = None
             if act:
                 problem = self._carry_out(decision, observed, now_ms=now_ms)
-                self._record_history(decision, observed, problem, now_ms=now_ms)
+                launch_id = observed.launch.id if observed.launch else ""
+                subject = f"{decision.action} {decision.cause} {launch_id} {problem or ''}"
+                entry = history_entry(decision, observed.desired, problem, now_ms=now_ms)
+                self._supervision.record(entry, subject=subject, now_ms=now_ms)
             return Step(decision, observed, problem, self._read_log(), now_ms)
-
-    def _record_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
-        launch = observed.launch
-        subject = f"{decision.action} {decision.cause} {launch.id if launch else ''} {problem or ''}"
-        what = history_entry(decision, observed.desired, problem, now_ms=now_ms)
-        self._supervision.record(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
         """Save in the run folder that this supervisor is active, for its successor."""
@@ -169,7 +158,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
     def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
-        """Carry out a decision. Return the error; None if it succeeded."""
+        """Carry out a decision. Returns the error, if any."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -187,7 +176,7 @@ class Supervisor:
             launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
-        self._program.launched()
+        self._program.on_launch()
         self._log_position = LogPosition(launch.id, 0)
         return None
 
@@ -215,13 +204,13 @@ _ACTION_TEXTS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up; an operator must fix the cause",
 }
-"""Texts of the actions in the history. Holds are not recorded: the previous action or the next start has the reason."""
+"""Holds are not recorded: the previous action or the next start has the reason."""
 
 
 def history_entry(
     decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
-    """Return the history event of a decision, which failed if `problem` is not None; None if it is not recorded."""
+    """Return the history event of a decision, which failed if there is a `problem`; None if it is not recorded."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
         # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""

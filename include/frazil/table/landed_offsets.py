@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ DISCARDED = "discarded_at"
 """Column of a dead-letter table: when an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
+_Offsets = tuple[TopicPartition, OffsetArray, bool]
+"""A topic-partition, sorted offsets, and whether their rows are selected; False if only `topic_ids` leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,19 @@ def has_coordinates(schema: Schema) -> bool:
     return {field.name for field in schema.fields}.issuperset(COORDINATES)
 
 
-def tally_rows(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets of the selected rows by topic-partition; empty if the branch does not exist."""
+def tally_rows(
+    table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
+) -> dict[TopicPartition, OffsetTally]:
+    """Collect the offsets of the selected rows by topic-partition; empty if the branch does not exist.
+
+    The number of rows that only `topic_ids` leaves out is added to `former`.
+    """
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    for tp, offsets in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
-        found[tp].add(offsets)
+    for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
+        if is_selected:
+            found[tp].add(offsets)
+        elif former is not None:
+            former[tp] += len(offsets)
     return dict(found)
 
 
@@ -87,7 +97,7 @@ def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) 
     return {tp: of for tp, of in found.items() if of.rows}
 
 
-def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[tuple[TopicPartition, OffsetArray]]:
+def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_Offsets]:
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
@@ -111,10 +121,10 @@ def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileS
 
 
 def _read_in_parallel(
-    read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
-) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
+    read: Callable[[FileScanTask], list[_Offsets]], tasks: Iterable[FileScanTask]
+) -> Iterator[list[_Offsets]]:
     """Read a few files at a time. PyIceberg's own reader would read all files at once."""
-    running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
+    running: deque[Future[list[_Offsets]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
             running.append(pool.submit(read, task))
@@ -124,32 +134,37 @@ def _read_in_parallel(
             yield running.popleft().result()
 
 
-def _read(
-    table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask
-) -> list[tuple[TopicPartition, OffsetArray]]:
-    """Return the sorted offsets of the selected rows in one file, by topic-partition."""
+def _read(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_Offsets]:
     # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
-        rows = batch if wanted.topic_ids is None else _keep_current_topics(batch, wanted.topic_ids)
-        rows = rows if wanted.stream is None else rows.filter(pc.equal(rows.column("stream"), wanted.stream))
+        rows = batch if wanted.stream is None else batch.filter(pc.equal(batch.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED).is_null())
         if LINE in rows.schema.names:  # only the first row of a record counts
             rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE), 0), 0))
-        for tp, offsets in split_by_partition(rows.select(COORDINATES).drop_null()):
-            if tp[0] in wanted.topics:
-                pieces += [(tp, piece) for piece in clip_offsets(offsets, tp, wanted.within) if len(piece)]
+        for part, is_selected in _split_by_topic_id(rows, wanted.topic_ids):
+            for tp, offsets in split_by_partition(part.select(COORDINATES).drop_null()):
+                if tp[0] in wanted.topics:
+                    clipped = clip_offsets(offsets, tp, wanted.within)
+                    pieces += [(tp, piece, is_selected) for piece in clipped if len(piece)]
     return pieces
 
 
-def _keep_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
-    """Keep rows whose topic has the given id, and rows without a topic id."""
+def _split_by_topic_id(
+    batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
+) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Yield the rows whose topic has the given id or is unknown (True), and all others (False)."""
+    if topic_ids is None or not len(batch):
+        yield batch, True
+        return
     topics, names = _encode(batch.column("kafka_topic"))
     ids, values = _encode(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
-    return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
+    is_allowed = allowed[topics, ids]
+    yield batch.filter(pa.array(is_allowed)), True
+    yield batch.filter(pa.array(~is_allowed)), False
 
 
 def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:

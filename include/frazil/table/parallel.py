@@ -13,13 +13,13 @@ MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Return the results in the order of the items; at least one is required. All steps have ended at the end.
+    """Return the results in the order of the items. All steps have ended at the end.
 
     The step of the last item runs in the calling thread, because the table that decides a commit may need it.
     """
+    if len(items) < 2:
+        return [step(item) for item in items]
     *others, last = items
-    if not others:
-        return [step(last)]
     with ThreadPoolExecutor(min(len(others), MAX_THREADS), "tables") as threads:
         steps = [threads.submit(step, item) for item in others]
         done = step(last)

@@ -145,7 +145,7 @@ def test_a_chosen_snapshot_is_not_replaced_while_a_gate_holds_the_day(catalog: C
 
 
 def test_a_source_without_a_table_or_a_snapshot_is_named(catalog: Catalog) -> None:
-    with pytest.raises(SpecError, match=r"the table shop\.sales does not exist yet"):
+    with pytest.raises(SpecError, match=r"table shop\.sales does not exist yet"):
         choose_input(catalog, SPEC, DAY, ())
     catalog.create_table(SPEC.source, pa.schema([pa.field("amount", pa.int64())]))
     with pytest.raises(SpecError, match=r"shop\.sales has no snapshot yet"):

@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from frazil.aggregate.day_input import DayInput, input_summary
-from frazil.aggregate.day_run import DayRun
+from frazil.aggregate.run import DayRun
 from frazil.lineage.facts import RunFacts, State
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.table.catalogs import load_catalog

@@ -12,7 +12,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, PrimitiveType, StringType, UUIDType
 
-from frazil.audit.changed_keys import KEYS_NAMED, ChangedKeys, changed_keys
+from frazil.audit.changed_keys import MAX_KEYS, ChangedKeys, changed_keys
 from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.merge.table_files import Reader
 from frazil.merge.task import merge
@@ -78,7 +78,7 @@ def test_a_file_all_of_whose_rows_leave_has_no_delete_file_to_tell_them(tmp_path
 def test_the_first_ten_keys_are_named_in_order(tmp_path: Path) -> None:
     audited = Audited(tmp_path, LongType())
     named = audited.keys([row(n) for n in reversed(range(25))]).inserted
-    assert [key["k1"] for key in named] == [*range(KEYS_NAMED)]
+    assert [key["k1"] for key in named] == [*range(MAX_KEYS)]
 
 
 def test_none_is_named_where_others_wrote_a_key_twice(tmp_path: Path) -> None:

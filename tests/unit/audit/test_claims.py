@@ -45,4 +45,4 @@ def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> 
     made.begin()
     made.land({0: (10, 20)})
     (found,) = audit_stream(made.tables).findings
-    assert found.sentence == "10 rows lie before the first commit record, at offset 10"
+    assert found.sentence == "10 rows are before the first commit record, at offset 10"

@@ -154,7 +154,7 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
     (note,) = compare(evidence)
     assert (note.kind, note.count) == (FindingKind.UNCHECKED, 60)
     assert note.sentence == (
-        "offsets before 60 are gone from Kafka; the 60 committed ones were checked against commit records only"
+        "Kafka no longer has offsets before 60: 60 committed offsets were checked against commit records only"
     )
     lacking = replace(evidence, rows=OffsetTally([*range(50), *range(55, 100)]))
     assert wrong(compare(lacking)) == [(FindingKind.MISCOUNTED, 5)]
@@ -303,7 +303,7 @@ def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():
     ranges = (CommittedRange(0, 40, 40, 0, TOPIC_ID), CommittedRange(7, 8, 1, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 40, TOPIC_ID, ranges, OffsetTally(range(20)), OffsetTally(), drops_repeats=True)
     (note,) = compare_repeats([evidence], None, stream="s")
-    assert (note.count, note.sentence.startswith("20 committed records without a row")) == (20, True)
+    assert (note.count, note.sentence.startswith("20 committed records have no row")) == (20, True)
 
 
 def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note():
@@ -368,7 +368,7 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
 )
 def test_why_a_stream_cannot_be_audited_by_offset_is_what_is_so(declared: bool, said: str):
     (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", declared=declared)
-    assert f"keeps no Kafka coordinates ({said})" in found.sentence
+    assert f"stores no Kafka coordinates ({said})" in found.sentence
 
 
 def test_rows_that_were_adopted_are_counted_beside_the_commit_records():

@@ -12,10 +12,10 @@ from pyroaring import BitMap64
 from frazil.audit.claims import Claims
 from frazil.audit.declared import audit
 from frazil.audit.evidence import Evidence, InKafka
-from frazil.audit.findings import FindingKind
+from frazil.audit.findings import Audit, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.routed import Replays, RoutedRows, compare_places, count_tables
-from frazil.audit.run import Audit, audit_stream
+from frazil.audit.run import audit_stream
 from frazil.commit.period import Period
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, merge_tallies
@@ -58,7 +58,7 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     found = audited(made)
     assert said(found) == {
         "shop-0": "the route is missing 2 rows that commit records count, first between offsets 0 and 8",
-        "shop.raw_a": "it has 2 rows, and commit records count 4 for it",
+        "shop.raw_a": "the table has 2 rows, but commit records count 4",
     }
 
 
@@ -70,8 +70,8 @@ def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
     orders.delete("kafka_offset = 1")
     found = audited(made)
     assert said(found) == {
-        "shop.orders": "it has 2 rows, and commit records count 3 for it",
-        "shop.raw_a": "it has 5 rows, and commit records count 4 for it",
+        "shop.orders": "the table has 2 rows, but commit records count 3",
+        "shop.raw_a": "the table has 5 rows, but commit records count 4",
     }
 
 
@@ -82,7 +82,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
     found = audited(made)
     assert said(found)["shop-0"] == "1 row too many in the route, at offset 3"
-    assert said(found)["shop.other"] == "it has 3 rows, and commit records count 2 for it"
+    assert said(found)["shop.other"] == "the table has 3 rows, but commit records count 2"
 
 
 def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> None:
@@ -91,7 +91,7 @@ def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> N
     found = audited(made)
     assert found.clean
     assert [(f.kind, f.where, f.count) for f in found.findings] == [(FindingKind.UNCHECKED, "shop.raw_a", 3)]
-    assert "3 rows wait to be committed to it" in found.findings[0].sentence
+    assert "3 rows wait to be committed to the table" in found.findings[0].sentence
     made.follow()
     assert audited(made).findings == ()
 
@@ -119,8 +119,8 @@ def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one
     found = audited(made)
     sentences = [f"{f.where}: {f.sentence}" for f in found.wrong]
     assert any(said.startswith("shop.raw_a: the table is not in the catalog 'default'") for said in sentences)
-    assert "shop.raw_a: it has 0 rows, and commit records count 2 for it" in sentences
-    assert any(s.startswith("shop.raw_b: a file that waits for it is gone") for s in sentences)
+    assert "shop.raw_a: the table has 0 rows, but commit records count 2" in sentences
+    assert any(s.startswith("shop.raw_b: a file whose rows wait for the table is missing") for s in sentences)
 
 
 def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeRoute) -> None:
@@ -131,7 +131,7 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
     missing = "the route is missing 1 row that commit records count, first between offsets 0 and 1"
     assert said(found)["shop-0"] == missing
-    assert any("3 rows wait to be committed to it" in f.sentence for f in found.findings)
+    assert any("3 rows wait to be committed to the table" in f.sentence for f in found.findings)
 
 
 def test_a_period_is_audited_by_the_batches_of_its_time(made: MadeRoute) -> None:
@@ -174,7 +174,7 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     catalog.load_table("shop.moved").delete("kafka_offset = 2")
     assert said(audited(made)) == {
         "shop-0": "the route is missing 1 row that commit records count, first between offsets 0 and 2",
-        "shop.moved": "it has 4 rows, and commit records count 5 for it",
+        "shop.moved": "the table has 4 rows, but commit records count 5",
     }
 
 
@@ -182,7 +182,7 @@ def test_without_coordinates_the_default_table_alone_is_counted_and_that_is_repo
     made.run({"main": 2, "shop.orders": 3})
     found = audit_stream(made.tables, coordinates=False)
     assert (found.wrong, found.complete, found.clean) == ((), False, False)
-    assert "1 table is not counted" in found.findings[0].sentence
+    assert "1 routed table was not counted" in found.findings[0].sentence
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -237,6 +237,6 @@ def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_co
             FindingKind.MISCOUNTED,
             "shop.other",
             1,
-            "it has 1 row that the route, as declared now, has for table shop.orders: shop-0 at offset 2",
+            "the table has 1 row that the route, as declared now, sends to table shop.orders: shop-0 at offset 2",
         )
     ]

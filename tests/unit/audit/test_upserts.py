@@ -14,8 +14,8 @@ from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.sinks import Sinks
-from frazil.audit.upserts import _differences, _of_keys, _read_again
+from frazil.audit.replay import Sinks
+from frazil.audit.upserts import _differences, _key_findings, _read_again
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import Counts
 from frazil.offsets.spans import TopicPartition
@@ -30,15 +30,15 @@ U0 = ("u", 0)
 def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_order(order_by: str | None) -> None:
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
-    inserted, deleted = _of_keys(Counts(inserted=1, deleted=3), keys, spec, "orders")
+    inserted, deleted = _key_findings(Counts(inserted=1, deleted=3), keys, spec, "orders")
     again = "`frazil reset s --to earliest`, then a run, merges Kafka's records again"
     assert inserted.sentence == (
-        f"1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete. {again}"
+        f"1 key (ref a): each is not in the table, although Kafka's newest record of the key is not a delete. {again}"
     )
     assert deleted.kind is FindingKind.UNCLAIMED
     assert deleted.keys == keys.deleted
     assert deleted.sentence.startswith(
-        "3 keys (ref b; ref c; …): each is in the table, though Kafka's newest record of it deletes it"
+        "3 keys (ref b; ref c; …): each is in the table, although Kafka's newest record of the key is a delete"
     )
     assert ("An older change" in deleted.sentence) == bool(order_by)
 
@@ -61,7 +61,7 @@ def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.Mon
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
     (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
     assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
-    assert "cut at offset 40" in found.sentence
+    assert "truncated at offset 40" in found.sentence
 
 
 def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_
     monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 90))
     (found,) = compared(monkeypatch, CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2))
     assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 50)
-    assert found.sentence == "50 committed records are gone from Kafka and were not compared"
+    assert found.sentence == "50 committed records were not compared, because Kafka no longer has the records"
 
 
 def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monke
     monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 40))
     ranges = (CommittedRange(10, 20, 8, 0, "id-1", leader_epoch=2), CommittedRange(30, 60, 30, 0, "id-1"))
     (found,) = compared(monkeypatch, *ranges)
-    assert found.sentence == "18 committed records are gone from Kafka and were not compared"
+    assert found.sentence == "18 committed records were not compared, because Kafka no longer has the records"
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
@@ -106,11 +106,11 @@ def compared_ranges(
 ) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
-    monkeypatch.setattr(Sinks, "of", lambda *_: Sinks({}, {}))
+    monkeypatch.setattr(Sinks, "load", lambda *_: Sinks({}, {}))
     marker: Any = SimpleNamespace(offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, routed=None, **known)
     spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
-    return [*upserts._compared(spec, tables, tables, marker, Claims(ranges))]
+    return [*upserts._compare(spec, tables, tables, marker, Claims(ranges))]
 
 
 class Staged(Exception):
@@ -120,7 +120,7 @@ class Staged(Exception):
 class Replay:
     spec = StreamSpec.model_validate(ORDERS)
 
-    def staged(self, folder: Path) -> Any:
+    def stage(self, folder: Path) -> Any:
         raise Staged(folder.parent)
 
 

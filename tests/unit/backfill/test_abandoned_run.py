@@ -63,6 +63,6 @@ def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, mo
         return journal, []
 
     monkeypatch.setattr(Backfill, "plan", lambda *_: plan)
-    monkeypatch.setattr(staging, "_chunk", staged)
+    monkeypatch.setattr(staging, "_stage_chunk", staged)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
         staging.stage(backfill_of(live), None)  # type: ignore[arg-type] - `staged` asks no engine

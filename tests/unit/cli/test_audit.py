@@ -7,8 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.run import Audit, PartitionAudit
+from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.cli.audit import _show, audit
 
 

@@ -21,7 +21,7 @@ from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.infer.observed import observe
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.source import Source
-from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_offsets
 from frazil.timetext import utc
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -32,7 +32,7 @@ NO_KAFKA: Any = None
 
 
 def target(to: str, seen: BeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
-    return target_of(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
+    return target_offsets(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
 
 
 def said(to: str, seen: BeforeReset = SEEN) -> str:
@@ -53,7 +53,7 @@ def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never
 def test_after_a_rollback_costs_are_counted_from_what_the_table_holds():
     back = BeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
     assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
-    assert "skips nothing, and reads nothing again" in said("table", back)
+    assert "skips no records, and reads no records again" in said("table", back)
     assert "skips 25 offsets" in said("marker", back)
 
 
@@ -71,11 +71,11 @@ def test_positions_that_rest_on_something_unknown_are_refused():
 
 def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
-    assert target_of(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
+    assert target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
     text = " ".join(consequences(plan, seen=SEEN, now=cut))
-    assert "Kafka's log of t-1 was cut at offset 25" in text
-    assert "other records than the 15 offsets that the table holds" in text
+    assert "Kafka's log of t-1 was truncated at offset 25" in text
+    assert "other records than the table has for 15 offsets" in text
     assert "again" not in text
 
 
@@ -91,7 +91,7 @@ def test_offsets_that_kafka_does_not_have_are_refused(offset: int, partition: in
 
 def test_options_that_do_not_belong_together_are_refused():
     for wrong in ({"to": "latest", "at": datetime.now(UTC)}, {"to": "timestamp"}, {"to": "offsets"}):
-        with pytest.raises(ValueError, match="needs it"):
+        with pytest.raises(ValueError, match="only with it"):
             ResetTarget(**wrong)  # type: ignore[arg-type]
 
 

@@ -18,8 +18,8 @@ from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.operations.resetting import plan_abandon
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.missing import missing_tables
 from frazil.status.stream import stream_state
+from frazil.status.table import missing_tables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 

@@ -137,7 +137,7 @@ def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
     assert "`frazil route shop` checks the routed tables" in said
     made_again("shop.orders")
     done = call(tmp_path, "route", "shop")
-    assert (done.exit_code, "it was dropped or renamed, and made again" in done.stdout) == (1, True)
+    assert (done.exit_code, "was dropped or renamed, and another table now has its name" in done.stdout) == (1, True)
 
 
 def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at_once(
@@ -216,7 +216,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     catalog.drop_table("shop.raw_a")
     catalog.create_table("shop.raw_a", Schema(NestedField(1, "neighbour", StringType())))
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
-    assert "leave the new one alone, so that records of 'a' become dead letters" in behind["reason"]
+    assert "keep the new table as it is, so that records of 'a' become dead letters" in behind["reason"]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(behind["reason"] in said for said in status["problems"])
     assert status["amiss"] == {"shop.raw_a": "another table"}
@@ -226,7 +226,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
     audited = call(tmp_path, "audit", "shop")
-    assert "it is another table than the route had: it has no column kafka_topic" in audited.output
+    assert "another table has this name: the table has no column kafka_topic" in audited.output
     assert made.begin_route("a").refused.keys() == {"a"}
     assert made.followers is not None
     assert made.followers.waiting == {}
@@ -274,7 +274,7 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_user_lets_it_
     made_again(table)
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     assert f"table {table} of the route of 'shop'" in dropped["reason"]
-    assert "it was dropped or renamed, and made again" in dropped["reason"]
+    assert "was dropped or renamed, and another table now has its name" in dropped["reason"]
     assert f"`DROP TABLE {table}`, without PURGE" in dropped["reason"]
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
@@ -341,7 +341,7 @@ def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(m
     made_again("shop.orders")
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     load_catalog(None).drop_table("shop.orders")
-    command = dropped["reason"].partition("register the first again: `")[2].partition("`")[0]
+    command = dropped["reason"].partition("register the former table again: `")[2].partition("`")[0]
     CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
     assert load_catalog(None).load_table("shop.orders").metadata.table_uuid == uuid
     assert reported(tmp_path, "route", "shop")["dropped"] == []
@@ -384,7 +384,7 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     assert behind["reason"].startswith(
         "table shop.orders, which the route of 'shop' no longer has, is not in the catalog"
     )
-    assert "let the rows go that wait for it: `frazil route shop --give-up shop.orders`" in behind["reason"]
+    assert "discard the rows that wait for it: `frazil route shop --give-up shop.orders`" in behind["reason"]
     done = call(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
     assert "Rows that never reach shop.orders: 4." in done.stdout
     assert "The route no longer has shop.orders" in done.stdout
@@ -405,7 +405,7 @@ def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_
         catalog.purge_table(table) if purged else catalog.drop_table(table)
     for behind in reported(tmp_path, "route", "shop")["behind"]:
         assert ("`frazil register " in behind["reason"]) == (not purged)
-        assert f"or let it go on, empty: `frazil route shop --give-up {behind['target']}`" in behind["reason"]
+        assert f"or continue with an empty table: `frazil route shop --give-up {behind['target']}`" in behind["reason"]
     refused = str(call(tmp_path, "cut", "shop").exception)
     assert "never made" not in refused
     assert ("`frazil register shop.orders " in refused) == (not purged)
@@ -420,7 +420,7 @@ def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made:
     load_catalog(None).drop_table(hashed)
     forget_member(made.tables, hashed)
     done = call(tmp_path, "route", "shop", "--give-up", hashed, "--yes")
-    assert "it is not known for which records it was made" in str(done.exception)
+    assert "it is not known for which records it was created" in str(done.exception)
     assert done.stdout == ""
 
 

@@ -32,13 +32,13 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.derive import MAX_ERROR_CHARACTERS, of_writer, shortened, writer_process
+from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, shorten_error, writer_process
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
+from frazil.supervise.decision import Policy
 from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.policy import Policy
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
@@ -248,7 +248,7 @@ def test_a_stall_is_a_problem_while_the_writer_lives_and_is_not_believed_of_one_
 
 
 def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(streams: Path):
-    stall = Stall(StallKind.OFFSETS, NOW_MS, None, "the planner has heard nothing from Kafka")
+    stall = Stall(StallKind.OFFSETS, NOW_MS, None, "Kafka has not answered the planner")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         heartbeat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall, backpressure_ms=53_000).write(ticks())
@@ -272,7 +272,7 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
     writer = Observation(ProcessState.RUNNING, present, heartbeats, tuple(failed))
     observed = Observed(writer, Declared("f"), Desired())
     decision = decide(observed, now_ms=NOW_MS, policy=Policy())
-    assert of_writer(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
+    assert derive_from_decision(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 
 def test_an_exit_is_said_with_its_name_and_last_error():
@@ -504,9 +504,9 @@ def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
     words = (
         f"it is gone: {'x' * (MAX_ERROR_CHARACTERS - 40)} `frazil register shop.orders 's3://a bucket/of/a/long/name'`"
     )
-    assert shortened(words).endswith("x  ...")
-    assert shortened(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
-    assert shortened(f"`frazil status` {words}").startswith("`frazil status` it is gone")
+    assert shorten_error(words).endswith("x  ...")
+    assert shorten_error(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
+    assert shorten_error(f"`frazil status` {words}").startswith("`frazil status` it is gone")
 
 
 def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001

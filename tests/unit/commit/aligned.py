@@ -22,7 +22,7 @@ from frazil.commit.marker import BatchKey, Marker, open_branch
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import before_reset
 from frazil.commit.sweep import bare_path, referenced
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
 from tests.unit.commit.conftest import FaultyCatalog, World

@@ -21,8 +21,8 @@ from frazil.commit.period import Period
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import bare_path
 from frazil.events import StreamEvent
-from frazil.stream import record_folding
-from frazil.stream.record_folding import RecordFolding
+from frazil.stream import hosting
+from frazil.stream.hosting import RecordFolding
 from frazil.table.local_storage import LocalStore
 
 BATCHES = 23
@@ -220,8 +220,8 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
 
 
 def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_folding, "open_existing_catalog", lambda _: run.catalog)
-    monkeypatch.setattr(record_folding, "PAUSE_S", 0.0)
+    monkeypatch.setattr(hosting, "open_existing_catalog", lambda _: run.catalog)
+    monkeypatch.setattr(hosting, "PAUSE_S", 0.0)
     for name, number in (("keep", 2), ("limit", 4)):
         monkeypatch.setitem(JournalStore.fold.__kwdefaults__, name, number)
     spec: Any = SimpleNamespace(name="events", table=SimpleNamespace(catalog="lake", identifier="demo.events"))

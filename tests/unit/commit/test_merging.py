@@ -18,7 +18,7 @@ from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from tests.unit.commit.conftest import event_time, new_world
 from tests.unit.commit.upserts import BY_BUCKET, BY_REGION, WHOLE, upsert_world

@@ -17,7 +17,7 @@ from frazil.commit.reset import before_reset
 from frazil.commit.sweep import sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
 from frazil.kafka.identity import SourceIdentity
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from tests.unit.commit.aligned import (
     BRANCH,

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
+from frazil.audit import run as audit_run
 from frazil.audit.compare import compare, duplicates
 from frazil.audit.evidence import Evidence
-from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, merged_ranges
-from frazil.audit.run import Audit, audit_stream
+from frazil.audit.run import audit_stream
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
 from frazil.commit.period import HOUR_MS, Period, complete_hours, last_period, period_between
@@ -400,6 +402,27 @@ def test_rows_of_a_topic_that_had_the_name_before_are_no_duplicates(made: MadeSt
     assert found.clean
     assert [p.duplicates for p in found.partitions] == [0, 0]
     assert found.findings == ()
+
+
+def test_dead_letters_of_a_topic_that_had_the_name_before_are_counted_in_one_scan(
+    made: MadeStream, monkeypatch: pytest.MonkeyPatch
+):
+    made.land({0: (600, 700)}, rejected={0: [601, 650]})
+    made.topic_id = "topic-2"
+    made.reset({0: 0, 1: 0})
+    made.land({0: (0, 100)}, rejected={0: [7]})
+    scanned: list[str] = []
+    original = audit_run.tally_rows
+
+    def tally_rows(table: Table, *wanted: Any, **more: Any) -> Any:
+        scanned.append(".".join(table.name()))
+        return original(table, *wanted, **more)
+
+    monkeypatch.setattr(audit_run, "tally_rows", tally_rows)
+    found = audit_stream(made.tables)
+    assert [p.dead_letters for p in found.partitions] == [3, 0]
+    assert found.wrong == ()
+    assert scanned == [made.tables.main.identifier, made.tables.dead_letters.identifier]
 
 
 def test_rows_that_are_gone_are_missed_although_a_topic_of_the_name_had_the_same_offsets(made: MadeStream):

@@ -62,7 +62,7 @@ from frazil.ingest.shape import lowest_truncatable
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.contract import MergeRules, RowRemoval
 from frazil.merge.table_files import arrow_schema
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 from frazil.table.branches import head_of

@@ -339,15 +339,15 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy = replaying._copy
+    copy = replaying._copy_dead_letters
 
     def while_another_begins(*args: Any) -> int:
-        monkeypatch.setattr(replaying, "_copy", copy)
+        monkeypatch.setattr(replaying, "_copy_dead_letters", copy)
         with killed_at(5), pytest.raises(Killed):
             replay(open_stream(live.spec), Selection(reasons=("NotAnObject",)))
         return copy(*args)
 
-    monkeypatch.setattr(replaying, "_copy", while_another_begins)
+    monkeypatch.setattr(replaying, "_copy_dead_letters", while_another_begins)
     with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until the replay has ended"):
         replay(open_stream(live.spec), Selection())
     done = replay(open_stream(live.spec), Selection())
@@ -388,14 +388,14 @@ MARK = Mark("ada", "of no use", 1_800_000_000_000)
 
 
 def discard_once_copied(patch: pytest.MonkeyPatch, spec: StreamSpec, discarded: Selection) -> None:
-    copy = replaying._copy
+    copy = replaying._copy_dead_letters
 
     def while_a_user_discards(*args: Any) -> int:
         copied = copy(*args)
         assert discard(open_stream(spec), discarded, MARK)
         return copied
 
-    patch.setattr(replaying, "_copy", while_a_user_discards)
+    patch.setattr(replaying, "_copy_dead_letters", while_a_user_discards)
 
 
 def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection) -> None:

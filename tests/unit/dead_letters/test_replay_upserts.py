@@ -17,7 +17,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
-from frazil.backfill.changes import files_to_merge
+from frazil.backfill.changes import staged_files
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.rules import check_declared, check_no_open_windows
 from frazil.cli.main import frazil
@@ -358,13 +358,13 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
         target = {("events", 0): 3}
         marker_change.reset(live.tables, target=target, source=marker.source, seen=before_reset(live.tables))
 
-    copy = replaying._copy
+    copy = replaying._copy_dead_letters
     with monkeypatch.context() as patch:
         if staged:
             interrupted(live)
             moved()
         else:
-            patch.setattr(replaying, "_copy", lambda *args: (copy(*args), moved())[0])
+            patch.setattr(replaying, "_copy_dead_letters", lambda *args: (copy(*args), moved())[0])
         with pytest.raises(
             StaleBatch, match=r"was moved to before dead letters .* Run `frazil dlq replay events` again"
         ):
@@ -434,16 +434,16 @@ def test_a_dead_letter_is_discarded_or_merged_and_never_both(live: World) -> Non
 def test_dead_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
     live: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = replaying._copy
+    copy = replaying._copy_dead_letters
 
     def while_another_ends(*args: Any) -> int:
         copied = copy(*args)
-        monkeypatch.setattr(replaying, "_copy", copy)
+        monkeypatch.setattr(replaying, "_copy_dead_letters", copy)
         replay(open_stream(live.stream.spec), Selection(reasons=("MissingField",)))
         live.write({11: (3, 3, "gone")}, {}, read=12)
         return copied
 
-    monkeypatch.setattr(replaying, "_copy", while_another_ends)
+    monkeypatch.setattr(replaying, "_copy_dead_letters", while_another_ends)
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.landed, done.failed) == (0, 1)
     live.check_settled({key: note for key, note in RIGHT.items() if key != 3}, replays=2)
@@ -471,7 +471,7 @@ def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World)
 def _changes(live: World) -> tuple[StagedFile, ...]:
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
-    return files_to_merge(chunks(live.tables.journals, backfill))
+    return staged_files(chunks(live.tables.journals, backfill), "main")
 
 
 STEPS_MADE = 22

@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.doctor import connections, streams
-from frazil.doctor.connections import Connections, Place, fix_of
+from frazil.doctor.connections import Connections, Service, suggest_fix
 from frazil.doctor.finding import Finding, State
 from frazil.errors import (
     AccessDenied,
@@ -54,7 +54,7 @@ def validate(*arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def _brokers_answer(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(connections, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
+    monkeypatch.setattr(connections, "_check_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
 
 
 def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
         with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
             return str(kafka.describe())
 
-    monkeypatch.setattr(connections, "_kafka", silent)
+    monkeypatch.setattr(connections, "_check_kafka", silent)
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     monkeypatch.setenv("THE_KAFKA", "127.0.0.1:1")
     files = [declare(tmp_path, name) for name in ("bikes", "rides", "trips")]
@@ -146,8 +146,9 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     assert (result.exit_code, requested) == (10, ["bikes", "trips"])
     assert "bikes.yaml: source: KafkaUnavailable: describing topics bikes at 127.0.0.1:1 got no" in result.stderr
     assert (
-        "rides.yaml: source: KafkaUnavailable: the brokers 127.0.0.1:1 do not answer: they were asked for stream "
-        "bikes, which declares the same, and not once more. Check source.bootstrap-servers and the brokers"
+        "rides.yaml: source: KafkaUnavailable: the brokers 127.0.0.1:1 did not respond to the check of "
+        "stream bikes, which declares the same brokers, so they were not contacted again. "
+        "Check source.bootstrap-servers and the brokers"
     ) in result.stderr
 
 
@@ -157,10 +158,10 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
     def no_kafka(_: object) -> str:
         raise KafkaUnavailable("no broker answers")
 
-    monkeypatch.setattr(connections, "_kafka", no_kafka)
+    monkeypatch.setattr(connections, "_check_kafka", no_kafka)
     requested = []
-    problems = connections._catalog_problems
-    monkeypatch.setattr(connections, "_catalog_problems", lambda spec: requested.append(spec.name) or problems(spec))
+    problems = connections._catalog_faults
+    monkeypatch.setattr(connections, "_catalog_faults", lambda spec: requested.append(spec.name) or problems(spec))
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
     assert result.exit_code == 10
@@ -179,11 +180,11 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
         avro = f"format: {{type: avro, registry: {{url: '{registry.url}', timeout: 200ms}}}}"
         file.write_text(file.read_text().replace("format: json", avro))
         spec = load_stream(file)
-        assert "rides: its schema registry answers" in Connections.of({file: spec}).good
+        assert "rides: its schema registry answers" in Connections.check({file: spec}).good
         assert registry.requested == ["/subjects/rides-value/versions/latest"]
         registry.answers[registry.requested[0]] = [(403, {"error_code": 403})]
-        (refused, _) = Connections.of({file: spec}).faults
-        assert "refuses the credentials (403)" in refused.said
+        (refused, _) = Connections.check({file: spec}).faults
+        assert "refuses the credentials (403)" in refused.problem
     (away, no_catalog) = connections_of(file)
     assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.said
     assert away.state is State.WRONG
@@ -198,18 +199,18 @@ def connections_of(file: Path) -> list[Finding]:
 @pytest.mark.parametrize(
     ("place", "error", "said"),
     [
-        (Place.SOURCE, TopicMissing(""), "kafka-topics.sh"),
-        (Place.SOURCE, KafkaUnavailable(""), "source.bootstrap-servers"),
-        (Place.SOURCE, AccessDenied(""), "kafka-acls.sh"),
-        (Place.SOURCE, SpecError(""), "set the variables"),
-        (Place.TABLE, TableLost(""), "A lost catalog"),
-        (Place.TABLE, AccessDenied(""), "credentials"),
-        (Place.TABLE, SpecError(""), "table.catalog"),
+        (Service.SOURCE, TopicMissing(""), "kafka-topics.sh"),
+        (Service.SOURCE, KafkaUnavailable(""), "source.bootstrap-servers"),
+        (Service.SOURCE, AccessDenied(""), "kafka-acls.sh"),
+        (Service.SOURCE, SpecError(""), "set the variables"),
+        (Service.TABLE, TableLost(""), "A lost catalog"),
+        (Service.TABLE, AccessDenied(""), "credentials"),
+        (Service.TABLE, SpecError(""), "table.catalog"),
     ],
 )
-def test_the_fix_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
-    assert said in fix_of(place, error)
-    assert fix_of(place, MissingExtra("pip install")) == ""
+def test_the_fix_is_of_the_kind_of_fault(place: Service, error: FrazilError, said: str) -> None:
+    assert said in suggest_fix(place, error)
+    assert suggest_fix(place, MissingExtra("pip install")) == ""
 
 
 def test_a_warehouse_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,8 @@ def test_no_delay_makes_clocks_check_further_apart_than_they_are(skew: int, ther
     """A server reads its clock after the request took its way, and a header leaves out part of a second."""
     theirs = NOW + there + skew - cut
     reported = ServerTime(NOW, theirs, NOW + there + back, precision_ms=1_000)
-    assert abs(reported.apart_ms) <= abs(skew)
-    assert abs(reported.apart_ms) >= abs(skew) - there - back - 1_000
+    assert abs(reported.difference_ms) <= abs(skew)
+    assert abs(reported.difference_ms) >= abs(skew) - there - back - 1_000
 
 
 class _Late(BaseHTTPRequestHandler):
@@ -136,7 +136,9 @@ def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, m
         clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.said
     )
     assert states([untimed, silent]) == [State.WARNING, State.WARNING]
-    assert untimed.said == f"the clock of {late_server.removeprefix('http://')} is not compared: its answer has no time"
+    assert (
+        untimed.said == f"the clock of {late_server.removeprefix('http://')} is not compared: the response has no time"
+    )
     assert silent.said == "the clock of 127.0.0.1:1 is not compared: ConnectionError"
 
 
@@ -290,7 +292,7 @@ def test_an_airflow_that_nobody_set_up_is_left_alone(tmp_path: Path) -> None:
 def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    monkeypatch.setattr(connections, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
+    monkeypatch.setattr(connections, "_check_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
     (tmp_path / "a.yaml").write_text(
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
         "schema: {at: timestamptz not null}\nevent-time: at\n"

@@ -31,7 +31,7 @@ from frazil.spec import iceberg
 from frazil.spec.formats import carried_format
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.stage_context import sensitive_fields, transform_of
+from frazil.stream.stage_context import current_transform, sensitive_fields
 
 FIELDS = {"n": "long", "txt": "string", "seen": "timestamptz", "part": "struct<a: int>", "tags": "list<string>"}
 
@@ -443,7 +443,7 @@ def test_rows_of_a_parquet_file_are_records_too() -> None:
 def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name() -> None:
     spec = stream("SELECT n AS a FROM records")
     table = Schema(NestedField(1, "renamed", LongType()))
-    found = transform_of(spec, table, {"a": 1})
+    found = current_transform(spec, table, {"a": 1})
     assert found is not None
     assert [column.name for column in found.columns] == ["renamed"]
 

@@ -36,7 +36,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.status.flow import Flow, Landed
+from frazil.status.flow import CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import stream_state
 from tests.made_batches import MadeStream
@@ -55,7 +55,7 @@ def beyond(state: StreamState) -> dict[str, str]:
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
     landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
     process = WriterProcess(ProcessState.NEVER_LAUNCHED if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
-    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=Landed(**landed)), **changes)
+    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=CommitSums(**landed)), **changes)
 
 
 def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:
@@ -78,7 +78,7 @@ def landed(state: StreamState) -> tuple[int, int]:
             "writer",
             "its supervisor gave up: it broke. `frazil status s` shows",
         ),
-        ({"crashes": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
+        ({"crashes": 4, "last_words": "The last writer's error: boom."}, "restarts", "4 times in a row"),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
@@ -219,7 +219,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
     foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
     assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
-    assert foreground.last_words == "The last one said: OffsetGap: records are gone."
+    assert foreground.last_words == "The last writer's error: OffsetGap: records are gone."
 
 
 def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_it(
@@ -349,7 +349,7 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     def refuse(*_: object) -> None:
         raise OSError("the catalog is out of reach")
 
-    monkeypatch.setattr("frazil.status.stream.load_stream_table", refuse)
+    monkeypatch.setattr("frazil.status.table.load_stream_table", refuse)
     monkeypatch.setattr(LocalLauncher, "observe", refuse)
     seen = stream_readings(observe(spec, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
     step = step_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)

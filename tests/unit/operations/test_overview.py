@@ -27,7 +27,7 @@ from frazil.operations.overview import (
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import STARTS_WITHIN_MS, evaluated, promise_ms
+from frazil.status.derive import STARTS_WITHIN_MS, promise_ms, refine_state
 from frazil.status.flow import Flow
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from tests.alerts_page import RULES
@@ -62,7 +62,7 @@ def status(now_ms: int = NOW_MS, **changes: Any) -> StreamState:
         "epoch": 1, "batch": 3, "lag": 0, "backpressure_ms": 0, "last_commit_at_ms": NOW_MS - 1000,
         "watermark_ms": None, "snapshot_id": 2**62, "table_exists": True, "rows": 10, "problems": (),
     }  # fmt: skip
-    return evaluated(StreamState(**values | changes), SPEC, now_ms=now_ms)
+    return refine_state(StreamState(**values | changes), SPEC, now_ms=now_ms)
 
 
 STALL = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back")

@@ -7,8 +7,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.partitions.completeness import Cursor, Feed, complete_until_us, decide, feeds_behind
-from frazil.partitions.watermark import slowest_partition, watermark_us
+from frazil.partitions.completeness import (
+    Cursor,
+    Feed,
+    complete_until_us,
+    decide,
+    feeds_behind,
+    slowest_partition,
+    watermark_us,
+)
 from frazil.partitions.windows import Grain, Window
 
 HOUR = Grain.HOUR.us

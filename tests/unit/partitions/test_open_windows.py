@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.partitions.completeness import Feed, complete_until_us
-from frazil.partitions.open_windows import MAX_AHEAD_US, Alignment
+from frazil.partitions.completeness import MAX_AHEAD_US, Alignment, Feed, complete_until_us
 from frazil.partitions.windows import Grain, Window
 
 moments = st.integers(-(10**16), 10**16)

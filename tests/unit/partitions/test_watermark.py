@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.partitions.watermark import watermark_us
+from frazil.partitions.completeness import watermark_us
 
 A, B, C = ("t", 0), ("t", 1), ("t", 2)
 ALL = [A, B, C]

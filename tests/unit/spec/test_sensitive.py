@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.ingest.sealing import Secret
 from frazil.spec.load import load_stream
-from frazil.stream.evolve import evolved, without_hidden
+from frazil.stream.evolve import evolve_table, without_hidden
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import Addition, Relaxation
 from frazil.table.renamed import ColumnChanges, change_columns
@@ -100,7 +100,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
     schema = {declared: "string not null", "departed": "timestamptz not null"}
     more = {"evolution": "additive", "sensitive": {"fields": {declared: "mask"}}, "partition_by": [], "sort_by": []}
     spec = load_stream(declare(schema=schema, **more))
-    found = evolved(table, spec, [SchemaDrift({(name,): "string" for name in ("CARRIER", "Line", "carrier")})])
+    found = evolve_table(table, spec, [SchemaDrift({(name,): "string" for name in ("CARRIER", "Line", "carrier")})])
     assert found.changes == ()
     assert {refusal.path for refusal in found.refused} == {("CARRIER",), ("Line",), ("carrier",)}
 

@@ -8,7 +8,7 @@ import pytest
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import ProcessState
-from frazil.status.derive import of_writer
+from frazil.status.derive import derive_from_decision
 from frazil.status.state import State, StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.observed import Declared, Observed, Removed, Unreadable
@@ -38,7 +38,7 @@ def well(**changes: object) -> Heartbeat:
 def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
     """The state on the writer's task."""
     decision = decide(observed, now_ms=NOW, policy=POLICY)
-    return of_writer(StreamState("s"), observed, decision, now_ms=NOW, problem=problem)
+    return derive_from_decision(StreamState("s"), observed, decision, now_ms=NOW, problem=problem)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, Brought, counted_since, flow
+from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, CommitCounts, counted_since, flow
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
 
 
-def commit(minutes_ago: float, records: int = 0, rejected: int = 0) -> Brought:
-    return Brought(NOW_MS - int(minutes_ago * MINUTE_MS), records, rejected)
+def commit(minutes_ago: float, records: int = 0, rejected: int = 0) -> CommitCounts:
+    return CommitCounts(NOW_MS - int(minutes_ago * MINUTE_MS), records, rejected)
 
 
-def of(*commits: Brought, over_minutes: int = 10):  # type: ignore[no-untyped-def]
+def of(*commits: CommitCounts, over_minutes: int = 10):  # type: ignore[no-untyped-def]
     return flow(commits, over_ms=over_minutes * MINUTE_MS, now_ms=NOW_MS)
 
 
@@ -49,7 +49,7 @@ def test_rejected_records_count_for_a_day():
 
 @given(st.lists(st.tuples(st.integers(0, 2 * DAY_MS), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
 def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: list[tuple[int, int, int]]):
-    newest_first = [Brought(NOW_MS - age, records, rejected) for age, records, rejected in sorted(made)]
+    newest_first = [CommitCounts(NOW_MS - age, records, rejected) for age, records, rejected in sorted(made)]
     found = flow(newest_first, over_ms=10 * MINUTE_MS, now_ms=NOW_MS)
     assert sum(found.last_hour) == sum(c.records for c in newest_first if c.at_ms > NOW_MS - HOUR_MS)
     assert found.rejected_last_day == sum(c.rejected for c in newest_first if c.at_ms > NOW_MS - DAY_MS)

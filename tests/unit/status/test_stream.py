@@ -25,14 +25,14 @@ from frazil.operations.dead_letters import count_rejected
 from frazil.operations.overview import Around, Line, StreamReading, build_line
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status import stream
-from frazil.status.derive import evaluated, of_writer
+from frazil.status import table
+from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import stream_state
 from frazil.supervise.decide import decide
+from frazil.supervise.decision import Policy
 from frazil.supervise.desired import open_desired
 from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.policy import Policy
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 
@@ -52,7 +52,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
     def fails(_: object) -> None:
         raise ImportError("cannot import name 'x'")
 
-    monkeypatch.setattr(stream, "load_stream_table", fails)
+    monkeypatch.setattr(table, "load_stream_table", fails)
     found = stream_state(spec, now_ms=0)
     assert (found.table_exists, found.problems) == (
         None,
@@ -72,8 +72,8 @@ def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_i
     def is_restarting(writer: Observation, desired: Desired) -> bool:
         observed = Observed(writer, Declared("f"), desired)
         decision = decide(observed, now_ms=1, policy=Policy())
-        known = of_writer(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
-        return evaluated(known, spec, now_ms=1).state is State.RESTARTING
+        known = derive_from_decision(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
+        return refine_state(known, spec, now_ms=1).state is State.RESTARTING
 
     def observed(generation: int) -> Observation:
         return Observation(process, Launch("l", LaunchKind.SUPERVISED, 0, "f", generation, mark(os.getpid())), None, ())
@@ -106,7 +106,7 @@ def in_status(folder: Path) -> dict[str, str]:
 
 
 def test_a_writer_that_waits_for_the_first_topic_of_its_pattern_lacks_no_table(spec: StreamSpec) -> None:
-    waits = "no topic of the cluster matches source.topic-pattern 'ticks-.*'; the writer looks again every 30 s"
+    waits = "no topic of the cluster matches source.topic-pattern 'ticks-.*'; the writer checks again every 30 s"
     with WriterLock(run_folder("ticks")):
         fingerprint = spec.fingerprint()
         Heartbeat("ticks", os.getpid(), fingerprint, Phase.STARTING, now(), now(), outage=waits).write(
@@ -147,7 +147,7 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
     found = stream_state(spec, now_ms=now())
     assert (found.lag, found.rolled_back) == (None, True)
-    unknown = "the lag is unknown: the table was rolled back, and the marker stands beyond what it holds"
+    unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in found.problems
     assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
 

@@ -22,7 +22,7 @@ from frazil.operations.overview import Around, StreamReading, build_line
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import of_writer
+from frazil.status.derive import derive_from_decision
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
 from frazil.supervise.supervised import WriterProgram
@@ -89,7 +89,7 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalLauncher, "observe", lambda _: observed)
         step = Supervisor(WriterProgram("ticks", folder, folder), clock=lambda: NOW_MS).preview()
-        task = of_writer(StreamState("ticks"), step.observed, step.decision, now_ms=NOW_MS)
+        task = derive_from_decision(StreamState("ticks"), step.observed, step.decision, now_ms=NOW_MS)
         seen, measured = (stream_state(spec, now_ms=NOW_MS, in_full=full) for full in (True, False))
     read = {one.rule: one for one in stream_readings(measured, Alerts(), now_ms=NOW_MS)}
     return Views(

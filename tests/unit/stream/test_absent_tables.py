@@ -30,9 +30,9 @@ from frazil.errors import AccessDenied, RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
-from frazil.status.missing import missing_tables
+from frazil.status.table import missing_tables
 from frazil.stream.dropped_tables import dropped_tables, recreate_table
-from frazil.stream.route import MAX_NAMED, StreamRoute, pointer
+from frazil.stream.route import MAX_NAMED, StreamRoute, remedy_pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
@@ -101,7 +101,7 @@ class Shop(MadeRoute):
 
     def land(self, **rows: int) -> None:
         """A batch with that many rows of each value."""
-        self.route.try_again(self.home())
+        self.routed.retry_absent(self.home())
         self.route.make([value for value in rows if value not in self.routed.targets], self.home())
         self.absent = self.routed.absent
         self.run({self.routed.targets[value]: count for value, count in rows.items()})
@@ -143,7 +143,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     found = audit_stream(made.tables, window=None)
     assert found.clean
     assert [f.sentence for f in found.findings] == [
-        "3 rows wait to be committed to it. The command `frazil route` says why, if that lasts"
+        "3 rows wait to be committed to the table. If they stay, run `frazil route`, which shows the reason"
     ]
     broken.refused.clear()
     made.land(b=1)
@@ -362,7 +362,7 @@ def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Sho
     broken.refused.clear()
     load_catalog(None).create_table(A, made.tables.main.current().schema())
     made.start()
-    assert "was not made for these rows" in made.route.followers.behind[A].reason
+    assert "was not created for these rows" in made.route.followers.behind[A].reason
     assert made.offsets(A) == []
     made.spec = shop(route={"by": "field", "name": "kind", "tables": {"a": A}})
     made.start()
@@ -377,7 +377,7 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
     broken.refused.clear()
     theirs = load_catalog(None).create_table(A, made.tables.main.current().schema())
     made.now_ms += 3_600_000
-    with pytest.raises(RouteBehind, match="was not made for these rows"):
+    with pytest.raises(RouteBehind, match="was not created for these rows"):
         made.start()
     monkeypatch.setattr("frazil.cli.route.find_stream", lambda *_: made.spec)
     monkeypatch.setattr("frazil.cli.route.read_stream", lambda _: OpenStream(made.spec, made.tables))
@@ -537,9 +537,9 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
 
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
     plain, fixed = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
-    assert pointer("shop", [fixed]) == ""
+    assert remedy_pointer("shop", [fixed]) == ""
     for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
-        assert pointer("shop", behind) == ". `frazil route shop` shows the remedy"
+        assert remedy_pointer("shop", behind) == ". `frazil route shop` shows the remedy"
 
 
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
@@ -572,11 +572,11 @@ def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> No
     catalog = load_catalog(None)
     catalog.rename_table(A, "shop.elsewhere")
     for _ in range(2):
-        made.route.tried = 0.0
+        made.route.tried_at_s = 0.0
         made.route.follow()
     catalog.rename_table("shop.elsewhere", A)
     for _ in range(2):
-        made.route.tried = 0.0
+        made.route.tried_at_s = 0.0
         made.route.follow()
     reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
     assert reported == [{A}, {A}, frozenset()]

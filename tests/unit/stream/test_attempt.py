@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from frazil.stream import attempt
-from frazil.stream.attempt import Abandoned, check_wanted, watched
+from frazil.stream.attempt import Abandoned, check_wanted, wrap_worker_main
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
     theirs, ours = socket.socketpair()
     with theirs, ours, ours.makefile("wb") as outfile:
-        watched(lambda _, __: None)(None, outfile)
+        wrap_worker_main(lambda _, __: None)(None, outfile)
         yield theirs
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -59,7 +59,7 @@ def test_an_abandoned_attempt_leaves_nothing_that_spark_fails_to_send() -> None:
     with ours, os.fdopen(os.dup(ours.fileno()), "wb") as outfile:  # as Spark's daemon opens it
         theirs.close()
         with pytest.raises(SystemExit):
-            watched(fail)(None, outfile)
+            wrap_worker_main(fail)(None, outfile)
         outfile.flush()
 
 

@@ -22,12 +22,10 @@ from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
-from frazil.stream.batch_rates import join_ranges, write_rates_of
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.outage import waited_out
-from frazil.stream.plan import Rates
-from frazil.stream.planner_exchange import read_rates, write_rates
-from frazil.stream.progress import Counted, ProgressFolder
+from frazil.stream.outage import retry_during_outage
+from frazil.stream.plan import Rates, join_ranges, read_rates, update_rates, write_rates
+from frazil.stream.progress import ProgressFolder, RecordCounts
 from frazil.stream.spark_engine import SparkEngine
 
 
@@ -60,7 +58,7 @@ def test_a_notice_of_a_task_is_given_once():
     runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
     answers = [TaskAnswer(StageResult((), (), notices=notices), 0.0) for notices in (("b", "a"), ("a",), ())]
     for _ in range(2):
-        BatchRunner._give_notices(runner, answers)
+        BatchRunner._emit_notices(runner, answers)
     assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
 
 
@@ -132,7 +130,7 @@ BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_
 @pytest.mark.parametrize("records", [[wrote(1, 4)], [wrote(1, 1, partitions=200), wrote(2, 1, partitions=200)]])
 def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records: list[Any]):
     emitted: list[StreamEvent] = []
-    shuffle = BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4)
+    shuffle = BatchRunner._decide_shuffle(deciding(records, emitted), BATCH, tasks=4)
     assert shuffle is not None
     assert (shuffle.writers, len(shuffle.shares)) == (4, 50)
     (reported,) = emitted
@@ -143,18 +141,18 @@ def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records:
 @pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
 def test_and_what_is_not(records: list[Any]):
     emitted: list[StreamEvent] = []
-    assert BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4) is None
+    assert BatchRunner._decide_shuffle(deciding(records, emitted), BATCH, tasks=4) is None
     assert len(emitted) == 1
 
 
 def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
     nothing: Any = SimpleNamespace(spec=SimpleNamespace(distribution="none"))
-    assert BatchRunner._shuffle(nothing, BATCH, tasks=4) is None
+    assert BatchRunner._decide_shuffle(nothing, BATCH, tasks=4) is None
 
 
 def test_an_empty_commit_is_not_shuffled():
     empty_commit: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
-    assert BatchRunner._shuffle(empty_commit, BATCH, tasks=0) is None
+    assert BatchRunner._decide_shuffle(empty_commit, BATCH, tasks=0) is None
 
 
 def test_an_empty_commit_reaches_no_spark():
@@ -168,14 +166,14 @@ def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
     empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
-    write_rates_of(exchange, empty_commit, [], batch_s=9.0)
+    update_rates(exchange, empty_commit, [], batch_s=9.0)
     assert read_rates(exchange) == rates
 
 
 class Swept(BatchRunner):
     """Its files are gone when it comes to journal them."""
 
-    def staged(self, *_: Any, **__: Any) -> Any:
+    def stage(self, *_: Any, **__: Any) -> Any:
         raise FileNotFoundError("00000-0.parquet")
 
 
@@ -204,15 +202,15 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
     counts = []
 
     def staged(*_: Any, **__: Any) -> Any:
-        counts.append(progress.counted(epoch=3, batch=1))
+        counts.append(progress.count_records(epoch=3, batch=1))
         progress.write("0", epoch=3, batch=1, records=90)
         if len(counts) == 1:
             raise CommitUnavailable("away")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchRunner, "staged", staged)
-        runner._staged(rest, key, rest, tasks=1)
-    assert counts == [Counted(), Counted()]
+        patch.setattr(BatchRunner, "stage", staged)
+        runner._stage_through_outages(rest, key, rest, tasks=1)
+    assert counts == [RecordCounts(), RecordCounts()]
 
 
 def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path):
@@ -220,10 +218,10 @@ def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path)
     again = dataclasses.replace(failed, attempt=1)
     for task in ("0", "2"):
         failed.write(task, epoch=3, batch=1, records=90)
-    assert failed.counted(epoch=3, batch=1) == Counted(180)
+    assert failed.count_records(epoch=3, batch=1) == RecordCounts(180)
     again.write("1", epoch=3, batch=1, records=5)
     failed.write("2", epoch=3, batch=1, records=95)
-    assert failed.counted(epoch=3, batch=1) == Counted(5)
+    assert failed.count_records(epoch=3, batch=1) == RecordCounts(5)
 
 
 def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
@@ -237,7 +235,10 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest
         return str(answer)
 
     with caplog.at_level(logging.INFO):
-        assert waited_out(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append) == "staged"
+        assert (
+            retry_during_outage(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append)
+            == "staged"
+        )
     reported = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.partition("; trying")[0] for line in reported] == [
         "batch 3-1 cannot be staged: away",

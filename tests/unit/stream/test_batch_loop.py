@@ -15,7 +15,7 @@ from frazil.events import PhaseBegan, StreamEvent
 from frazil.host.heartbeat import Phase
 from frazil.stream import batch_loop
 from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s
-from frazil.stream.position import Position
+from frazil.stream.plan import Position
 
 TP = ("t", 0)
 START, LATER = Position({TP: 5}), Position({TP: 9})
@@ -35,7 +35,7 @@ class Answers:
             raise answer
         return answer
 
-    def queued(self, seconds: float) -> None:
+    def record_queue_time(self, seconds: float) -> None:
         assert seconds >= 0
 
     def plans(self, start: Position, end: Position) -> list[str]:
@@ -82,7 +82,7 @@ class Looping:
         monkeypatch.setattr(BatchLoop, "_planner", lambda _: planner)
 
     def run(self, until: Callable[[], bool] | None = None) -> BatchLoop:
-        loop = BatchLoop(self.engine, self.runner, drain=False, planned=lambda _: None)  # type: ignore[arg-type]
+        loop = BatchLoop(self.engine, self.runner, drain=False, set_planner_report=lambda _: None)  # type: ignore[arg-type]
         loop.run(until=until or (lambda: not self.planner.answers), wait=self.waits.append)
         return loop
 

@@ -34,8 +34,8 @@ def after(
         position = (places or {}).get(transaction, place(ord(transaction)) if transaction else None)
         log.add(transaction, order, position, offset + 1, unreadable=event == UNREADABLE)
     for transaction, count in counts.items():
-        log.ended(transaction, count)
-    log.passed(len(events))
+        log.add_end(transaction, count)
+    log.skip_to(len(events))
     open_one = log.settle(whole=whole)
     return log.at, open_one
 
@@ -73,7 +73,7 @@ def test_a_transaction_of_unknown_end_that_is_sent_again_is_no_boundary_before_t
     for offset, (transaction, position) in enumerate([("a", 1), ("b", 2)]):
         log.add(transaction, 1, place(position), offset + 1)
     assert (log.settle(whole=True), log.at) == ("b", 0)
-    log.ended("b", 1)
+    log.add_end("b", 1)
     assert (log.settle(whole=True), log.at, log.is_behind) == ("c", 0, True)
 
 
@@ -101,7 +101,7 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
     assert after(cut, {"a": 1, "b": 1}, places=places) == (2, "b")
     log = Boundaries(10, LastTransaction("b", places["b"]))
     log.add("a", 1, places["a"], 11)
-    log.ended("a", 1)
+    log.add_end("a", 1)
     assert (log.settle(whole=True), log.at, log.is_behind) == ("b", 10, True)
 
 
@@ -116,7 +116,7 @@ def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
         log.add(f"t{number}", 1, position, number + 1)
     assert log.settle(whole=True) == "t0"
     for number in range(1000):
-        log.ended(f"t{number}", 1)
+        log.add_end(f"t{number}", 1)
     assert (log.settle(whole=True), log.at) == ("", 1000)
     assert len(requested) <= 2000
 
@@ -147,27 +147,27 @@ def test_the_last_transaction_waits_while_more_follows() -> None:
 def test_what_was_read_before_is_known_by_its_place() -> None:
     log = Boundaries(7, LastTransaction("c", place(5)))
     log.add("b", 1, place(4), 8)
-    log.ended("b", 1)
+    log.add_end("b", 1)
     assert (log.settle(whole=True), log.at, log.is_behind) == ("c", 7, True)
     log.add("c", 1, place(3), 9)  # the connector may know less of what came before it
-    log.ended("c", 1)
+    log.add_end("c", 1)
     assert (log.settle(whole=True), log.at) == ("", 9)
 
 
 def test_gaps_behind_the_last_record_belong_to_it() -> None:
     log = Boundaries(7)
-    log.passed(9)
+    log.skip_to(9)
     assert log.at == 9
     log.add("a", 1, None, 11)
-    log.passed(15)
-    log.ended("a", 1)
+    log.skip_to(15)
+    log.add_end("a", 1)
     assert (log.settle(whole=True), log.at) == ("", 15)
 
 
 def test_ends_are_not_remembered_for_ever() -> None:
     log = Boundaries(0)
     for number in range(MAX_ENDS + 2):
-        log.ended(str(number), 1)
+        log.add_end(str(number), 1)
     log.add("0", 1, None, 1)
     assert log.settle(whole=True) == "0"
     log.add(str(MAX_ENDS), 1, None, 2)
@@ -202,7 +202,7 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
         for transaction, count in counts.items():
             # Its end comes behind its events: what is known about the log has them all.
             if (transaction, count) in sent[: max(0, end - unheard)]:
-                log.ended(transaction, count)
+                log.add_end(transaction, count)
         log.settle(whole=end == len(sent) or unheard % 2 == 1)
         seen = end
         places = [source.index(event) for event in sent[: log.at]]

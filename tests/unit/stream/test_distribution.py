@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.ingest.contract import PartitionKey, StagedFile
-from frazil.stream.distribution import BEGIN, END, MAX_PREDICTED, SLIVER, Distribution, Recent, assign, decide
+from frazil.stream.distribution import (
+    BEGIN,
+    END,
+    MAX_PREDICTED,
+    SLIVER,
+    Distribution,
+    Recent,
+    assign_writers,
+    decide_distribution,
+)
 
 FILE = 100
 KEYS = st.tuples(st.one_of(st.none(), st.text(max_size=3)), st.text(max_size=2))
@@ -33,7 +42,7 @@ def wrote(sizes: dict[str, int], *, tasks: int = 1) -> list[StagedFile]:
 def test_every_partition_has_its_writers_and_every_writer_its_bytes(
     sizes: dict[PartitionKey, float], writers: int
 ) -> None:
-    shares = assign(sizes, writers)
+    shares = assign_writers(sizes, writers)
     assert shares.keys() == sizes.keys()
     load: Counter[int] = Counter()
     for key, parts in shares.items():
@@ -52,19 +61,19 @@ def test_every_partition_has_its_writers_and_every_writer_its_bytes(
 
 @given(SIZES, st.integers(1, 40))
 def test_the_order_of_what_was_observed_does_not_matter(sizes: dict[PartitionKey, float], writers: int) -> None:
-    assert assign(dict(reversed(sizes.items())), writers) == assign(sizes, writers)
+    assert assign_writers(dict(reversed(sizes.items())), writers) == assign_writers(sizes, writers)
 
 
 def test_a_hot_partition_gets_several_writers_and_the_tail_shares_one() -> None:
     sizes: dict[PartitionKey, float] = {("hot",): 300.0, **{(str(i),): 1.0 for i in range(100)}}
-    shares = assign(sizes, 4)
+    shares = assign_writers(sizes, 4)
     assert [writer for writer, _ in shares["hot",]] == [0, 1, 2]
     assert {shares[str(i),] for i in range(100)} == {((3, 1.0),)}
 
 
 def decided(recent: Recent, *, declared: Any = "auto", tasks: int = 4, **known: Any) -> Distribution:
     given = {"partitioned": True, "target_file_bytes": FILE, "before": None} | known
-    return decide(declared, recent, tasks=tasks, **given)
+    return decide_distribution(declared, recent, tasks=tasks, **given)
 
 
 MANY = Recent(0).after(wrote({str(i): 40 for i in range(100)}, tasks=4), partitions=None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frazil import __version__
-from frazil.stream.executors import unlike
 from frazil.stream.progress import MAX_PERIOD_S, WRITES_A_SECOND, cluster_period_s
+from frazil.stream.session import find_difference
 
 VALID = {"host": "a", "frazil": __version__}
 
@@ -20,7 +20,7 @@ VALID = {"host": "a", "frazil": __version__}
     ],
 )
 def test_the_first_that_differs_is_named(answers: list[dict[str, str]], said: str | None) -> None:
-    assert unlike(answers) == said
+    assert find_difference(answers) == said
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 8, 9, 64, 120, 1000])

@@ -52,7 +52,7 @@ def test_the_marker_is_loaded_once_in_a_while_and_not_soon_after_a_commit() -> N
         watched.check(after_s=1)
     assert watched.loads == 1
     watched.now += POLL_INTERVAL_S
-    watched.watch.committed()
+    watched.watch.postpone()
     watched.check(after_s=1)
     assert watched.loads == 1
 

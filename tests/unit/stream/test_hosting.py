@@ -7,19 +7,19 @@ import weakref
 
 import pytest
 
-from frazil.stream.hosting import Heartbeats, KafkaClients, Turns
+from frazil.stream.hosting import Heartbeats, KafkaClients, Slots
 from tests.polling import eventually
 
 
 def test_turns_are_taken_in_the_order_in_which_they_were_requested() -> None:
-    turns, order, holds = Turns(1), [], threading.Event()
+    slots, order, holds = Slots(1), [], threading.Event()
 
     def take(number: int) -> None:
-        with turns.turn(unless=lambda: False, waits=lambda: None) as admitted:
+        with slots.slot(cancelled=lambda: False, on_wait=lambda: None) as admitted:
             order.append((number, admitted))
 
     def hold() -> None:
-        with turns.turn(unless=lambda: False, waits=lambda: None):
+        with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
             holding.set()
             holds.wait(30)
 
@@ -31,7 +31,7 @@ def test_turns_are_taken_in_the_order_in_which_they_were_requested() -> None:
     for number in range(5):
         threads.append(threading.Thread(target=take, args=(number,)))
         threads[-1].start()
-        eventually(lambda wanted=number + 1: len(turns._waiting) == wanted)
+        eventually(lambda wanted=number + 1: len(slots._waiting) == wanted)
     holds.set()
     for thread in (first, *threads):
         thread.join(30)
@@ -39,21 +39,21 @@ def test_turns_are_taken_in_the_order_in_which_they_were_requested() -> None:
 
 
 def test_who_waits_for_a_turn_says_so_and_may_give_up() -> None:
-    turns, waited = Turns(1), []
+    slots, waited = Slots(1), []
     with (
-        turns.turn(unless=lambda: False, waits=lambda: None) as first,
-        turns.turn(unless=lambda: bool(waited), waits=lambda: waited.append(1)) as second,
+        slots.slot(cancelled=lambda: False, on_wait=lambda: None) as first,
+        slots.slot(cancelled=lambda: bool(waited), on_wait=lambda: waited.append(1)) as second,
     ):
         assert (first, second) == (True, False)
-    with turns.turn(unless=lambda: True, waits=lambda: None) as third:
+    with slots.slot(cancelled=lambda: True, on_wait=lambda: None) as third:
         assert third, "a turn that is free is taken at once"
 
 
 def test_who_fails_while_waiting_for_a_turn_leaves_it_to_others() -> None:
-    turns, held, waited = Turns(1), threading.Event(), threading.Event()
+    slots, held, waited = Slots(1), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with turns.turn(unless=lambda: False, waits=lambda: None):
+        with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
             held.set()
             waited.wait(20)
 
@@ -63,11 +63,11 @@ def test_who_fails_while_waiting_for_a_turn_leaves_it_to_others() -> None:
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(20)
-    with pytest.raises(OSError, match="heartbeat"), turns.turn(unless=lambda: False, waits=fail):
+    with pytest.raises(OSError, match="heartbeat"), slots.slot(cancelled=lambda: False, on_wait=fail):
         pass
     waited.set()
     holder.join(20)
-    with turns.turn(unless=lambda: True, waits=lambda: None) as mine:
+    with slots.slot(cancelled=lambda: True, on_wait=lambda: None) as mine:
         assert mine
 
 
@@ -95,10 +95,10 @@ def test_one_thread_sends_heartbeats_for_all_and_one_that_cannot_write_stops_no_
 
 
 def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> None:
-    turns, waited, others_are_done = Turns(1), [], threading.Event()
+    slots, waited, others_are_done = Slots(1), [], threading.Event()
 
     def other() -> None:
-        with turns.turn(unless=lambda: False, waits=lambda: None):
+        with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
             others_turn.set()
             others_are_done.wait(20)
 
@@ -106,27 +106,27 @@ def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> 
         thread.start()
         assert others_turn.wait(20), "the turn is another's meanwhile"
 
-    def waits() -> None:
+    def on_wait() -> None:
         waited.append(1)
         others_are_done.set()
 
     others_turn, thread = threading.Event(), threading.Thread(target=other)
-    with turns.turn(unless=lambda: False, waits=lambda: None):
-        assert not turns.lend(outage, unless=lambda: False, waits=waits)
+    with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
+        assert not slots.lend(outage, cancelled=lambda: False, on_wait=on_wait)
         assert waited
         thread.join(20)
-        assert not turns._free, "it is this thread's again"
-    assert turns._free == 1
+        assert not slots._free, "it is this thread's again"
+    assert slots._free == 1
 
 
 def test_who_is_asked_to_end_during_an_outage_does_not_queue_for_its_turn_again() -> None:
-    turns = Turns(1)
-    with turns.turn(unless=lambda: False, waits=lambda: None):
-        assert turns.lend(lambda: None, unless=lambda: True, waits=lambda: None)
-        assert turns._free == 1
-    assert turns._free == 1
-    assert not turns.lend(lambda: None, unless=lambda: False, waits=lambda: None), "without a turn, it only waits"
-    assert turns._free == 1
+    slots = Slots(1)
+    with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
+        assert slots.lend(lambda: None, cancelled=lambda: True, on_wait=lambda: None)
+        assert slots._free == 1
+    assert slots._free == 1
+    assert not slots.lend(lambda: None, cancelled=lambda: False, on_wait=lambda: None), "without a turn, it only waits"
+    assert slots._free == 1
 
 
 def test_a_kafka_client_is_shared_and_ends_with_the_last_writer_that_uses_it() -> None:

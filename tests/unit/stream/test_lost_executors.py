@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from frazil.stream.executors import report_if_lost
+from frazil.stream.session import report_if_lost
 
 
 def checked(counts: list[int]) -> None:

@@ -26,15 +26,14 @@ from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.stream import merge_tasks
 from frazil.stream.attempt import Abandoned
-from frazil.stream.event_log import log_event
 from frazil.stream.merge_tasks import MergeRun, MergeTasks, read_results
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall_history import Limits
-from frazil.supervise.decision import Cause, Decision
+from frazil.stream.stall import Limits
+from frazil.supervise.decision import Cause, Decision, Policy
 from frazil.supervise.liveness import decide_hung
 from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.policy import Policy
 from tests.polling import eventually
 from tests.unit.merge.made_table import MadeTable
 
@@ -65,7 +64,7 @@ class MergingWriter:
         self.progress = ProgressFolder(str(folder / "progress"), {})
         self.events = Events("s", log_event, clock_ms=lambda: self.now_ms)
         self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=Limits(60_000, 60_000))
-        self.reporter.table(str(folder), self.progress, merges=True)
+        self.reporter.set_table(str(folder), self.progress, merges=True)
         table = MadeTable(folder, SCHEMA, MergeRules(("id",)))
         for first in range(0, FILES * ROWS, ROWS):
             table.land([{"id": first + n, "value": 0} for n in range(ROWS)])
@@ -104,7 +103,7 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
 ):
     read: list[Decision | None] = []
     monkeypatch.setattr(merge_tasks, "check_wanted", lambda: read.append(writer.after(9)))
-    writer.reporter.phase(phase, key=BatchKey(1, 1))
+    writer.reporter.set_phase(phase, key=BatchKey(1, 1))
     (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert result.counts.updated == FILES
     assert writer.now_ms - BEGAN_MS > 3 * 60 * MINUTE_MS
@@ -119,17 +118,17 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
 
 
 def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter):
-    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
+    writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     assert writer.heartbeat().merged_rows == 0
     MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert writer.heartbeat().merged_rows >= FILES * ROWS + FILES
     writer.now_ms += 1
-    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 2))
+    writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 2))
     assert writer.heartbeat().merged_rows == 0, "what an earlier batch left does not count"
 
 
 def test_a_merge_that_begins_again_counts_again_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
-    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
+    writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     tries = [ProgressFolder(writer.progress.location, {}, attempt=BEGAN_MS + n) for n in range(2)]
     tries[0].write_merged(0, rows=500)
     assert writer.heartbeat().merged_rows == 500
@@ -166,7 +165,7 @@ def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWri
 def test_a_worker_with_other_code_refuses_a_merge_with_a_sentence(writer: MergingWriter):
     shipped, (work,) = MergeTasks((writer.context,), writer.progress).__reduce__()
     for changed in ({**work, "version": "0"}, {name: value for name, value in work.items() if name != "progress"}):
-        with pytest.raises(VersionChanged, match="the next start takes what is installed"):
+        with pytest.raises(VersionChanged, match="the next start uses the installed code"):
             read_results(shipped(changed)(["{}"]))
 
 

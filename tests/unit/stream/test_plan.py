@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.stream.plan import BatchPolicy, Rates, assign, batch_due, bounded_ends, learned, task_count
+from frazil.stream.plan import BatchPolicy, Rates, assign_tasks, average_rates, decide_batch, limit_ends, task_count
 
 RATES = Rates(bytes_per_record=40.0, task_seconds_per_record=2e-6, overhead_s=1.0)
 POLICY = BatchPolicy(
@@ -23,25 +23,25 @@ PARTITIONS = st.dictionaries(
 
 
 def test_nothing_unread_is_never_due():
-    assert not batch_due(unread=0, oldest_age_s=10**9, rates=RATES, policy=POLICY).now
+    assert not decide_batch(unread=0, oldest_age_s=10**9, rates=RATES, policy=POLICY).now
 
 
 def test_records_that_waited_at_the_start_are_due_at_once():
-    due = batch_due(unread=1, oldest_age_s=None, rates=RATES, policy=POLICY)
+    due = decide_batch(unread=1, oldest_age_s=None, rates=RATES, policy=POLICY)
     assert due.now
     assert "waiting when the writer started" in due.reason
 
 
 def test_a_batch_is_due_when_its_parquet_reaches_the_size():
     enough = int(POLICY.size_bytes / RATES.bytes_per_record) + 1
-    assert batch_due(unread=enough, oldest_age_s=0.0, rates=RATES, policy=POLICY).now
-    assert not batch_due(unread=enough // 2, oldest_age_s=0.0, rates=RATES, policy=POLICY).now
+    assert decide_batch(unread=enough, oldest_age_s=0.0, rates=RATES, policy=POLICY).now
+    assert not decide_batch(unread=enough // 2, oldest_age_s=0.0, rates=RATES, policy=POLICY).now
 
 
 def test_a_batch_is_due_so_early_that_it_commits_within_the_interval():
     stage_s = 1.0 + 100_000 * 2e-6
-    assert not batch_due(unread=100_000, oldest_age_s=59.9 - stage_s, rates=RATES, policy=POLICY).now
-    assert batch_due(unread=100_000, oldest_age_s=60.0 - stage_s, rates=RATES, policy=POLICY).now
+    assert not decide_batch(unread=100_000, oldest_age_s=59.9 - stage_s, rates=RATES, policy=POLICY).now
+    assert decide_batch(unread=100_000, oldest_age_s=60.0 - stage_s, rates=RATES, policy=POLICY).now
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_more_tasks_than_files_only_when_one_core_would_miss_the_interval():
 def test_a_bounded_batch_takes_a_share_of_every_lag_and_never_goes_back(lags, max_records):
     position = {tp: start for tp, (start, _) in lags.items()}
     ends = {tp: start + lag for tp, (start, lag) in lags.items()}
-    got = bounded_ends(position, ends, max_records=max_records)
+    got = limit_ends(position, ends, max_records=max_records)
     assert all(position[tp] <= got[tp] <= ends[tp] for tp in position)
     taken = sum(got.values()) - sum(position.values())
     total = sum(lag for _, lag in lags.values())
@@ -72,14 +72,14 @@ def test_a_bounded_batch_takes_a_share_of_every_lag_and_never_goes_back(lags, ma
 
 
 def test_an_end_behind_the_position_reads_nothing():
-    assert bounded_ends({("t", 0): 10}, {("t", 0): 7}, max_records=100) == {("t", 0): 10}
+    assert limit_ends({("t", 0): 10}, {("t", 0): 7}, max_records=100) == {("t", 0): 10}
 
 
 @given(PARTITIONS, st.integers(1, 8))
 def test_tasks_cover_every_unread_offset_once(lags, tasks):
     start = {tp: begin for tp, (begin, _) in lags.items()}
     end = {tp: begin + lag for tp, (begin, lag) in lags.items()}
-    planned = assign(start, end, tasks=tasks)
+    planned = assign_tasks(start, end, tasks=tasks)
     assert len(planned) <= tasks
     assert all(task.ranges for task in planned)
     covered: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -100,15 +100,15 @@ def test_tasks_cover_every_unread_offset_once(lags, tasks):
 def test_tasks_are_equally_long_however_the_lag_is_spread(lags, tasks):
     start = {tp: begin for tp, (begin, _) in lags.items()}
     end = {tp: begin + lag for tp, (begin, lag) in lags.items()}
-    loads = [sum(r.end - r.start for r in task.ranges) for task in assign(start, end, tasks=tasks)]
+    loads = [sum(r.end - r.start for r in task.ranges) for task in assign_tasks(start, end, tasks=tasks)]
     assert not loads or max(loads) - min(loads) <= 1
 
 
 def test_rates_follow_what_batches_show():
     rates = Rates()
     for _ in range(20):
-        rates = learned(rates, records=1_000_000, written_bytes=25_000_000, task_s=2.0, overhead_s=0.4)
+        rates = average_rates(rates, records=1_000_000, written_bytes=25_000_000, task_s=2.0, overhead_s=0.4)
     assert rates.bytes_per_record == pytest.approx(25.0, rel=0.01)
     assert rates.task_seconds_per_record == pytest.approx(2e-6, rel=0.01)
     assert rates.overhead_s == pytest.approx(0.4, rel=0.01)
-    assert learned(rates, records=0, written_bytes=0, task_s=1.0, overhead_s=9.0) == rates
+    assert average_rates(rates, records=0, written_bytes=0, task_s=1.0, overhead_s=9.0) == rates

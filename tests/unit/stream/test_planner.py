@@ -11,15 +11,14 @@ import pytest
 from frazil.commit.marker import LastTransaction
 from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import open_exchange
+from frazil.ingest.contract import StageTask
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import OUTDATED_POLLS, SHORT_POLLS, LogEnd
-from frazil.partitions.watermark import watermark_us
+from frazil.partitions.completeness import watermark_us
 from frazil.spec.topics import TopicPattern
-from frazil.stream.plan import BatchPolicy, Rates
+from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
-from frazil.stream.planner_exchange import PlannerReport, write_rates
-from frazil.stream.position import Position
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)
@@ -180,19 +179,19 @@ def test_records_that_came_while_a_batch_ran_count_from_its_beginning(world: Wor
 
 def test_a_batch_begins_as_much_earlier_as_recent_ones_waited_for_their_turn_among_other_streams(world: World):
     world.after(1)
-    world.planner.queued(8.0)
+    world.planner.record_queue_time(8.0)
     world.kafka.end = {TP0: 5, TP1: 5}
     planned_s = next(second for second in range(1, 70) if world.after(1).offsets[TP0])
     assert 60 - 1 - 8 - 2 <= planned_s <= 60 - 1 - 8
 
 
 def test_a_wait_for_a_turn_fades_and_counts_for_a_quarter_of_the_interval_at_most(world: World):
-    world.planner.queued(50.0)
+    world.planner.record_queue_time(50.0)
     assert world.planner.queue_s == 15.0
     for _ in range(10):
-        world.planner.queued(0.0)
+        world.planner.record_queue_time(0.0)
     assert 0 < world.planner.queue_s < 2
-    world.planner.queued(3.0)
+    world.planner.record_queue_time(3.0)
     assert world.planner.queue_s == 3.0
 
 
@@ -373,7 +372,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.kafka.gone = {"t"}
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
         world.after(UNREACHABLE_S + 5)
-    assert "Kafka has been missing what the stream reads for 10 s: a topic does not exist" in caplog.messages
+    assert "Kafka has not had a topic of the stream for 10 s: a topic does not exist" in caplog.messages
 
 
 def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):
@@ -507,7 +506,7 @@ def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_bac
     end = world.after(1)
     assert world.kafka.requested == {TP0, TP1}
     assert (end.offsets[OLD], end.idle) == (100, {OLD})
-    ranges = [r for task in world.planner.tasks(start, end) for r in task["ranges"]]
+    ranges = [r for plan in world.planner.plans(start, end) for r in json.loads(plan)["ranges"]]
     assert {r["topic"] for r in ranges} == {"t"}
 
 
@@ -523,8 +522,8 @@ def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
     world.planner.settings = replace(world.planner.settings, topics=("t", "old"))
     world.planner.position = start = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset({OLD}))
     end = world.after(1)
-    (task,) = world.planner.tasks(start, end)
-    assert task["ranges"] == ({"topic": "old", "partition": 0, "start": 100, "end": 120},)
+    task = json.loads(*world.planner.plans(start, end))
+    assert task["ranges"] == [{"topic": "old", "partition": 0, "start": 100, "end": 120}]
     assert OLD not in end.idle
 
 
@@ -532,7 +531,7 @@ def test_a_silence_is_reported_twice_a_minute(world: World, caplog: pytest.LogCa
     world.kafka.down = True
     world.after(60)
     assert [r.getMessage().split(":")[0] for r in caplog.records] == [
-        f"Kafka has been silent for {seconds} s" for seconds in (10, 40)
+        f"Kafka has not answered for {seconds} s" for seconds in (10, 40)
     ]
     world.kafka.down = False
     world.after(1)
@@ -583,7 +582,8 @@ def test_an_empty_commit_has_no_plans(world: World):
 def test_the_plans_of_a_batch_are_its_tasks_alone_however_many_partitions_its_position_has(world: World):
     start, end = world.planner.position, Position({TP0: 5, TP1: 7})
     plans = [json.loads(plan) for plan in world.planner.plans(start, end)]
-    assert plans == json.loads(json.dumps(world.planner.tasks(start, end)))
+    assert sum(end - start for plan in plans for *_, start, end in map(dict.values, plan["ranges"])) == 12
+    assert plans == json.loads(json.dumps([StageTask.from_json(plan).to_json() for plan in plans]))
 
 
 def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World):

@@ -15,12 +15,11 @@ from frazil.events import BatchCommitted, DistributionChosen, Events, NoticeGive
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
-from frazil.stream.event_log import log_event
-from frazil.stream.planner_exchange import PlannerReport
+from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, write_task
+from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import StallWatch
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits, StallWatch
 
 INTERVAL_S = 20
 STILL_S = 3 * INTERVAL_S
@@ -45,24 +44,24 @@ class Bench:
         self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=limits)
 
     def waits(self) -> None:
-        self.reporter.committed(self.marker, at_ms=None)
-        self.reporter.phase(Phase.WAITING)
+        self.reporter.set_marker(self.marker, at_ms=None)
+        self.reporter.set_phase(Phase.WAITING)
 
     def commits(self, **changes: Any) -> None:
         at = BatchKey(self.marker.at.epoch, self.marker.at.batch + 1)
-        self.reporter.phase(Phase.COMMITTING, key=at)
+        self.reporter.set_phase(Phase.COMMITTING, key=at)
         self.marker = dataclasses.replace(self.marker, at=at, **changes)
-        self.reporter.committed(self.marker, at_ms=self.now_ms)
+        self.reporter.set_marker(self.marker, at_ms=self.now_ms)
         # The thread may look between the two.
         self.reporter.send_heartbeat()
-        self.reporter.phase(Phase.WAITING)
+        self.reporter.set_phase(Phase.WAITING)
 
     def after(self, seconds: int) -> Heartbeat:
         """The heartbeat after some seconds of a planner that reports, and a reporter that beats, once a second."""
         for _ in range(seconds):
             self.now_ms += 1_000
             if self.planner_runs:
-                self.reporter.planned(PlannerReport(self.ends, observed_at_ms=self.now_ms))
+                self.reporter.set_planner_report(PlannerReport(self.ends, observed_at_ms=self.now_ms))
             self.reporter.send_heartbeat()
         found = Heartbeat.read(self.exchange)
         assert found is not None
@@ -93,7 +92,9 @@ def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
 
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
-    bench.reporter.planned(PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1))
+    bench.reporter.set_planner_report(
+        PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1)
+    )
     bench.reporter.send_heartbeat()
     assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
     assert heartbeat.lag == 5
@@ -142,7 +143,7 @@ def test_a_watermark_that_one_partition_holds_reaches_the_heartbeat(bench: Bench
         bench.after(1)
     assert heartbeat.stall is not None
     assert (heartbeat.stall.kind, heartbeat.stall.held_back_by) == (StallKind.WATERMARK, "flights-0")
-    assert "the newest event time there is 1970-01-01 00:00:05Z" in heartbeat.stall.reason
+    assert "its newest event time is 1970-01-01 00:00:05Z" in heartbeat.stall.reason
     assert len(warnings(caplog)) == 1
 
 
@@ -153,16 +154,16 @@ def test_a_planner_that_hangs_is_seen_by_the_age_of_its_report(bench: Bench):
     assert bench.after(STILL_S - 1).stall is None
     stall = bench.after(1).stall
     assert stall is not None
-    assert "the planner has heard nothing from Kafka" in stall.reason
+    assert "Kafka has not answered the planner" in stall.reason
 
 
 def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advance(bench: Bench, tmp_path: Path):
     progress = ProgressFolder(str(tmp_path / "progress"), {})
-    bench.reporter.table(str(tmp_path), progress)
+    bench.reporter.set_table(str(tmp_path), progress)
     bench.waits()
     bench.ends = {TP0: 10**6, TP1: 20}
     bench.after(1)
-    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
     for n in range(1, 4):
         progress.write("0", epoch=4, batch=1, records=n * 1000)
         assert bench.after(STILL_S - 1).stall is None
@@ -174,11 +175,11 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
 
 def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench, tmp_path: Path):
     progress = ProgressFolder(str(tmp_path / "progress"), {})
-    bench.reporter.table(str(tmp_path), progress)
+    bench.reporter.set_table(str(tmp_path), progress)
     bench.waits()
     bench.ends = {TP0: 10**6, TP1: 20}
     bench.after(1)
-    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
     progress.write("0", epoch=4, batch=1, records=5000)
     for n in range(1, 4):
         progress.write(write_task(0), epoch=4, batch=1, records=n * 1000)
@@ -191,12 +192,12 @@ def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench,
 def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench: Bench, tmp_path: Path):
     """A sample between a commit and the next phase must not take the landed batch for one that reads these records."""
     progress = ProgressFolder(str(tmp_path / "progress"), {})
-    bench.reporter.table(str(tmp_path), progress)
+    bench.reporter.set_table(str(tmp_path), progress)
     bench.waits()
     bench.ends = {TP0: 10**6, TP1: 20}
     bench.after(1)
     bench.commits(offsets={TP0: 500, TP1: 20}, watermark_us=6_000_000)
-    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 2))
+    bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 2))
     for n in range(1, 10):
         progress.write("0", epoch=4, batch=2, records=n * 1000)
         assert bench.after(STILL_S // 2).stall is None
@@ -206,7 +207,7 @@ def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Benc
     bench.waits()
     bench.ends = {TP0: 15, TP1: 20}
     assert bench.after(STILL_S + 1).stall is not None
-    bench.reporter.phase(Phase.TAKING_OVER)
+    bench.reporter.set_phase(Phase.TAKING_OVER)
     assert bench.after(5).stall is not None
     bench.waits()
     assert bench.after(5).stall is not None
@@ -218,11 +219,11 @@ def test_an_outage_is_no_stall_however_long_and_time_counts_again_after_it(
 ):
     bench.waits()
     bench.ends = {TP0: 14, TP1: 20}
-    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
     bench.events.emit(OutageMet("batch 4-1 cannot be staged: the object store fails"))
     found = bench.after(5 * STILL_S)
     assert (found.stall, found.outage, found.lag, warnings(caplog)) == (None, bench.reporter._state.outage, 4, [])
-    bench.reporter.phase(Phase.STAGING, key=BatchKey(4, 1))
+    bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
     assert bench.after(STILL_S - 2).stall is None
     assert bench.after(4).stall is not None
 
@@ -233,8 +234,8 @@ def test_a_planner_that_is_replaced_ends_no_stall(bench: Bench):
     before = bench.after(STILL_S + 1)
     assert before.stall is not None
     bench.planner_runs = False
-    bench.reporter.phase(Phase.STOPPING)
-    bench.reporter.planned(None)
+    bench.reporter.set_phase(Phase.STOPPING)
+    bench.reporter.set_planner_report(None)
     after = bench.after(1)
     assert (after.stall, after.lag) == (before.stall, 5)
 
@@ -245,7 +246,7 @@ def test_what_watches_for_stalls_is_reported_a_stretch_by_the_thread_that_reads(
     reported: list[float] = []
     monkeypatch.setattr(StallWatch, "stretch", lambda _, stretch: reported.append(stretch))
     bench.waits()
-    bench.reporter.throttled("the metadata grows", stretch=3.0)
+    bench.reporter.set_throttle("the metadata grows", stretch=3.0)
     assert reported == []
     bench.after(1)
     assert reported == [3.0]
@@ -254,14 +255,14 @@ def test_what_watches_for_stalls_is_reported_a_stretch_by_the_thread_that_reads(
 def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(bench: Bench):
     bench.waits()
     bench.after(1)
-    bench.reporter.throttled("the metadata grows", stretch=3.0)
+    bench.reporter.set_throttle("the metadata grows", stretch=3.0)
     bench.ends = {TP0: 14, TP1: 20}
     waits = bench.after(3 * STILL_S - 10)
     assert (waits.stall, waits.throttle) == (None, "the metadata grows")
     assert (stalls := bench.after(20).stall) is not None
     assert stalls.kind is StallKind.OFFSETS
     bench.commits(offsets={TP0: 14, TP1: 20})
-    bench.reporter.throttled(None, stretch=1.0)
+    bench.reporter.set_throttle(None, stretch=1.0)
     assert (again := bench.after(1)).stall is None
     assert again.throttle is None
 

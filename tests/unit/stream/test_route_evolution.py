@@ -28,7 +28,7 @@ from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.stage import stage
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
-from frazil.stream.evolve import evolved
+from frazil.stream.evolve import evolve_table
 from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import stage_context
 from frazil.table.catalogs import load_catalog
@@ -103,7 +103,7 @@ class Shop:
         self.tables = dataclasses.replace(self.tables, routed={})
         key = BatchKey(1, 1)
         context = stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
-        return dataclasses.replace(self.routed().placed(context, key), evolution=self.spec.evolution.mode)
+        return dataclasses.replace(self.routed().add_targets(context, key), evolution=self.spec.evolution.mode)
 
     def stage(
         self, values: Sequence[object], *, attempt: int = 0, kinds: Sequence[str] = (), ranges: Sequence[int] = ()
@@ -120,7 +120,9 @@ class Shop:
 
     def evolve(self, result: StageResult) -> dict[str, list[str]]:
         found = {
-            target: evolved(self.tables.handle(target).refresh(), self.spec, [drift], main=self.tables.main.refresh())
+            target: evolve_table(
+                self.tables.handle(target).refresh(), self.spec, [drift], main=self.tables.main.refresh()
+            )
             for target, drift in result.drift.items()
         }
         return {target: [*one.changes] for target, one in found.items()}

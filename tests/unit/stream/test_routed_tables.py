@@ -81,7 +81,7 @@ class Shop:
 
     def context(self, routed: RoutedTables) -> StageContext:
         key = BatchKey(1, 1)
-        return routed.placed(
+        return routed.add_targets(
             stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids), key
         )
 
@@ -147,7 +147,7 @@ def test_tables_that_were_made_are_found_again_and_count() -> None:
     destinations = shop.context(routed).destinations
     assert destinations is not None
     assert destinations.full == (
-        "route.limit is 3, and the writer has made that many tables. Raise it, or give the value a table in "
+        "route.limit is 3, and the writer has created that many tables. Raise it, or give the value a table in "
         "route.tables; then "
         "replay its dead letters"
     )
@@ -181,7 +181,7 @@ def test_many_tables_are_made_side_by_side() -> None:
     shop = Shop(template="shop.of_{value}")
     routed = shop.open()
     routed.make([f"v{number}" for number in range(25)], shop.home())
-    assert len(routed.targets) == routed.made == 25
+    assert len(routed.targets) == routed.made_count == 25
     assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
 
 
@@ -208,7 +208,7 @@ def test_values_of_another_route_stay_where_they_are() -> None:
         update={"route": shop.spec.route.model_copy(update={"tables": {"a": "shop.declared"}})}
     )
     routed = shop.open()
-    assert (routed.targets, routed.made) == ({"a": "shop.declared"}, 0)
+    assert (routed.targets, routed.made_count) == ({"a": "shop.declared"}, 0)
 
 
 def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:

@@ -13,8 +13,8 @@ from frazil import errors
 from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import RangeProgress, Shuffle, StageContext, StagedFile, StageResult, Target, TargetTable
 from frazil.stream.batch import BatchRunner
-from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled
-from frazil.stream.position import Position
+from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled_answers
+from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 
 TABLE = TargetTable("{}", "{}", "{}", {}, "/data/1/1", 1)
@@ -41,7 +41,7 @@ VALID = [writer(1, {0: 3}), reader(1, [4, 0]), reader(0, [2, 3]), writer(0, {0: 
 
 
 def answered(*answers: dict[str, Any]) -> tuple[TaskAnswer, ...]:
-    return read_shuffled(map(json.dumps, answers))
+    return read_shuffled_answers(map(json.dumps, answers))
 
 
 def test_each_task_answers_once_with_all_its_files() -> None:
@@ -90,11 +90,11 @@ def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
 
     runner: Any = SimpleNamespace(
         _context=lambda _: CONTEXT,
-        _shuffle=lambda *_, **__: shuffle,
+        _decide_shuffle=lambda *_, **__: shuffle,
         _journal=lambda *_: None,
         progress=ProgressFolder("/progress", {}),
-        _evolved=lambda *_: False,
+        _evolve_tables=lambda *_: False,
     )
-    runner._staged_once = partial(BatchRunner._staged_once, runner)
-    answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
+    runner._stage_once = partial(BatchRunner._stage_once, runner)
+    answers, _ = BatchRunner.stage(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
     assert (seen, len(answers)) == ([shuffle, None], 1)

@@ -70,7 +70,7 @@ def test_another_version_is_refused_with_a_sentence_and_the_writer_is_restarted(
     monkeypatch.setattr(stage_rows, "__version__", "9.9.9")
     assert refusal(data) == (
         f"the writer of stream 'ticks' runs version {__version__}, and version 9.9.9 was installed since: it ends, and "
-        "the next start takes what is installed"
+        "the next start uses the installed code"
     )
     assert VersionChanged.exit_code in RESTARTABLE
 
@@ -87,7 +87,7 @@ def test_code_that_changed_within_a_version_is_refused_where_a_name_is_gone(monk
     """A checkout was updated under a running writer."""
     data = cloudpickle.dumps(WORK)
     monkeypatch.setattr(stage_rows, "StageContext", changed(StageContext, without="coordinates"))
-    assert f"runs other code of version {__version__} than is installed by now" in refusal(data)
+    assert f"runs other code of version {__version__} than is installed now" in refusal(data)
 
 
 def test_a_new_field_with_a_default_takes_the_place_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_a_changed_target_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         folder: str
 
     monkeypatch.setattr(contract, "TargetTable", Narrow)
-    assert "than is installed by now" in refusal(data)
+    assert "than is installed now" in refusal(data)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.stream.stall import find_stall
-from frazil.stream.stall_history import (
+from frazil.stream.stall import (
     FIRST_ANSWER_MS,
     GAP_MS,
     MIN_STALL_MS,
@@ -22,7 +21,8 @@ from frazil.stream.stall_history import (
     History,
     Limits,
     Sample,
-    remember,
+    add_sample,
+    find_stall,
 )
 
 SECOND = 1_000
@@ -51,7 +51,7 @@ class Writer:
         self.sample()
 
     def sample(self) -> Stall | None:
-        self.history = remember(self.history, self.now, limits=self.limits)
+        self.history = add_sample(self.history, self.now, limits=self.limits)
         self.stall = find_stall(self.history, self.now, limits=self.limits, stream="s")
         return self.stall
 
@@ -224,7 +224,7 @@ def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_
         writer.works(Phase.TAKING_OVER, None)
         seen += writer.passes(5 * SECOND)
     assert seen
-    assert "reads again what batch 3-1 read" in seen[0].reason
+    assert "reads the records again that batch 3-1 did not commit" in seen[0].reason
     assert seen[0].since_ms <= START + INTERVAL
 
 
@@ -258,7 +258,7 @@ def test_a_planner_that_falls_silent_is_reported_although_nothing_is_known_to_be
     assert writer.passes(STILL - PERIOD) == []
     (stall,) = writer.passes(PERIOD)
     assert (stall.kind, stall.held_back_by, stall.since_ms) == (StallKind.OFFSETS, None, START)
-    assert "the planner has heard nothing from Kafka since" in stall.reason
+    assert "Kafka has not answered the planner since" in stall.reason
 
 
 def test_a_planner_that_falls_silent_names_where_the_most_was_unread():
@@ -282,11 +282,11 @@ def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it
 def test_a_planner_that_never_answered_is_given_the_time_of_a_first_answer():
     quick = Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
     sample = Sample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
-    history = remember(None, sample, limits=quick)
+    history = add_sample(None, sample, limits=quick)
     stalls = {}
     for after in range(SECOND, FIRST_ANSWER_MS + SECOND, SECOND):
         sample = dataclasses.replace(sample, at_ms=START + after)
-        history = remember(history, sample, limits=quick)
+        history = add_sample(history, sample, limits=quick)
         stalls[after] = find_stall(history, sample, limits=quick, stream="s")
     assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_MS]
 
@@ -348,7 +348,7 @@ def test_a_partition_that_never_had_a_record_is_reported_within_three_intervals(
     seen = commits_of_one_partition(writer, 4)
     stall = seen[0]
     assert (stall.kind, stall.held_back_by, stall.since_ms) == (StallKind.WATERMARK, "t-1", START)
-    for said in ("t-1 holds the watermark back", "is unknown since", "no event time is known there", "(5 min 0 s)"):
+    for said in ("t-1 holds the watermark back", "has been unknown since", "it has no known event time", "(5 min 0 s)"):
         assert said in stall.reason
     assert writer.now.at_ms - len(seen) * PERIOD < START + STILL
 
@@ -358,7 +358,7 @@ def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
     writer.passes(INTERVAL)
     writer.commits(tp0=105, tp1=0)
     reason = commits_of_one_partition(writer, 4)[0].reason
-    assert "it is empty: no records arrive, and no event time is known there" in reason
+    assert "the partition is empty: no records arrive, and it has no known event time" in reason
     assert "after watermark.idle-timeout (5 min 0 s) without unread records it is left out" in reason
 
 
@@ -375,7 +375,7 @@ def test_a_partition_whose_event_time_stands_is_reported_with_it_and_with_those_
     stall = commits_of_one_partition(writer, 4)[0]
     assert stall.held_back_by == "t-1"
     assert "like 1 more" in stall.reason
-    assert "no records arrive, and the newest event time there is 2013-12-30 00:00:00Z" in stall.reason
+    assert "no records arrive, and its newest event time is 2013-12-30 00:00:00Z" in stall.reason
 
 
 def test_records_that_arrive_with_one_event_time_are_reported_as_such():
@@ -385,7 +385,7 @@ def test_records_that_arrive_with_one_event_time_are_reported_as_such():
         seen += writer.passes(INTERVAL)
         writer.commits(tp0=101 + n)
     assert seen[0].held_back_by == "t-0"
-    assert "its records arrive, and the newest event time there is 2013-12-30 00:00:00Z" in seen[0].reason
+    assert "its records arrive, and its newest event time is 2013-12-30 00:00:00Z" in seen[0].reason
     assert "dead letters" in seen[0].reason
 
 

@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from frazil.errors import PythonStartTimeout, WorkerDied
-from frazil.stream.spark_engine import raised_in_task, task_failures
+from frazil.stream.spark_engine import python_error_message, task_failures
 
 GIVEN_UP = (
     "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, most recent failure: "
@@ -28,7 +28,7 @@ def said(text: str) -> str:
 def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
     words = said(GIVEN_UP.format(executor="driver", why=CRASHED))
     assert words.startswith(
-        "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave its task up after 4 tries."
+        "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave up its task after 4 attempts."
     )
     assert "memory ran out" in words
 
@@ -63,8 +63,8 @@ def test_an_error_in_a_task_is_reported_by_its_own_sentence():
     trace = 'Traceback (most recent call last):\n  File "stage.py", line 3, in stage\n    raise ValueError(x)\n'
     why = f"org.apache.spark.api.python.PythonException: {trace}ValueError: a name\nthat is invalid\n"
     text = GIVEN_UP.format(executor="driver", why=why)
-    assert raised_in_task(text) == "ValueError: a name that is invalid"
-    assert raised_in_task(GIVEN_UP.format(executor="driver", why="java.lang.IllegalStateException: no")) is None
+    assert python_error_message(text) == "ValueError: a name that is invalid"
+    assert python_error_message(GIVEN_UP.format(executor="driver", why="java.lang.IllegalStateException: no")) is None
 
 
 def test_other_failures_are_raised_as_they_are():

@@ -23,12 +23,12 @@ from frazil.ingest.contract import StageResult
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.event_log import log_event
-from frazil.stream.planner_exchange import read_rates
+from frazil.stream.plan import read_rates
+from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall_history import Limits
+from frazil.stream.stall import Limits
 from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
-from frazil.supervise.policy import Policy
+from frazil.supervise.decision import Policy
 from tests.made_batches import MadeStream
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -230,7 +230,7 @@ class Writer:
             landed = Journal(
                 "made", self.made.land({0: (n, n + 1)}).at, "", 0, self.made.source, (), (), {}, frozenset(), {}
             )
-            self.runner._observe(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
+            self.runner._measure(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
 
 
 @pytest.mark.parametrize(("mode", "stretch"), [("stretch", 3.0), ("warn", 1.0), ("off", None)])
@@ -265,4 +265,4 @@ def test_a_disk_that_takes_nothing_does_not_fail_a_batch_that_landed(
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     writer = Writer(declared("stretch"), tmp_path / "gone")
     writer.land(1)
-    assert "did not get the rates" in caplog.text
+    assert "cannot be recorded for the planner" in caplog.text

@@ -174,7 +174,7 @@ def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics:
     reader.start, reader.whole.began = before.start, before.whole.last
     topics.log.append(Said("1", 1, f"{1:020}", ORDERS))  # which the connector sends again, and 2 soon after
     assert reader.settled() == reader.start
-    assert "has not come to transaction 2 again" in reader.whole.waits_for
+    assert "has not reached transaction 2 again" in reader.whole.waits_for
     topics.log.append(Said("2", 1, f"{2:020}", ORDERS))
     assert reader.settled() == len(topics.log)
     assert reader.whole.waits_for == ""
@@ -211,7 +211,7 @@ def test_a_topic_of_transactions_that_was_made_again_is_read_from_its_beginning(
     kafka.id, kafka.end = "second", 3
     topics.ends(0)
     assert read == [[(0, 5)], [], [(0, 3)]]
-    assert "topic shop.transaction was made again" in caplog.text
+    assert "topic shop.transaction was recreated" in caplog.text
 
 
 def test_rows_of_a_snapshot_are_read_as_they_come(topics: StandInTopics) -> None:
@@ -237,8 +237,8 @@ def test_a_transaction_that_does_not_end_is_reported(topics: StandInTopics, capl
         reader.now += WARN_S
         reader.readable()
     assert len(caplog.records) == 3
-    assert "topic shop.public.orders: what lies behind offset 1 is not published since 60 s" in caplog.text
-    assert "transaction b of the source has not ended by what topic shop.transaction says" in caplog.text
+    assert "topic shop.public.orders: records after offset 1 have been held back for 60 s" in caplog.text
+    assert "topic shop.transaction does not have the end of the source's transaction b" in caplog.text
 
 
 def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandInTopics, caplog: Any) -> None:
@@ -369,9 +369,9 @@ def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
 
 def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -> None:
     whole = WholeTransactions(topics, "tx", 100)
-    whole._know(("t", 0), Said("1", 1, None, ("a",)), 0)
+    whole._add_event(("t", 0), Said("1", 1, None, ("a",)), 0)
     with pytest.raises(SpecError) as error:
-        whole._know(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
+        whole._add_event(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
     assert "\x1b" not in str(error.value)
     assert len(str(error.value)) < 1000
 

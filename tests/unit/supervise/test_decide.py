@@ -28,9 +28,8 @@ from frazil.host.records import (
     read_exits,
 )
 from frazil.supervise.decide import EXTERNAL_CAUSES, FIXED_BY_TABLE_CHANGE, RESTARTABLE, decide
-from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.decision import ADVANCE_LIMITS_MS, Cause, Decision, Policy, WriterAction
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
-from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000

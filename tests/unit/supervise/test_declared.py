@@ -11,8 +11,8 @@ import yaml
 from frazil.spec import file_cache, folder_index
 from frazil.spec.folder_index import FolderIndex
 from frazil.spec.load import find_stream
-from frazil.supervise.declared import Declaration
 from frazil.supervise.observed import Declared, Removed, Unreadable
+from frazil.supervise.supervised import Declaration
 
 
 class Times:
@@ -74,7 +74,7 @@ class Seconds:
 def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     """The clock of a fresh index that all declarations of the test share."""
     seconds = Seconds()
-    monkeypatch.setattr("frazil.supervise.declared.FOLDERS", FolderIndex(clock=seconds))
+    monkeypatch.setattr("frazil.supervise.supervised.FOLDERS", FolderIndex(clock=seconds))
     return seconds
 
 

@@ -106,7 +106,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired = open_desired(spec)
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
-    supervisor._program.launched()
+    supervisor._program.on_launch()
     bench.until(supervisor, WriterAction.STOP, Cause.PAUSED)
     held = bench.until(supervisor, WriterAction.HOLD, Cause.PAUSED)
     assert "paused by ana" in held.decision.reason

@@ -13,8 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil.airflow.declared import declared_stream
 from frazil.airflow.side_by_side import side_by_side
 from frazil.audit.declared import audit
-from frazil.audit.findings import FindingKind
-from frazil.audit.run import Audit
+from frazil.audit.findings import Audit, FindingKind
 from frazil.commit.former_table import lost_or_replaced
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError

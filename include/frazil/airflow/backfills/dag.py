@@ -27,7 +27,7 @@ from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
 from frazil.airflow.task import run_name, short_circuit_task, task
-from frazil.backfill.eligible import has_backfill
+from frazil.backfill.request import has_backfill
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:

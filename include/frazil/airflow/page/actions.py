@@ -280,7 +280,7 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
     except DesiredMoved as error:
         raise Invalid(f"Nothing was changed: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
-        DesiredStore.for_application(spec.application).resume(by=by, reason=reason)
+        DesiredStore(spec.application, None).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
     done = {

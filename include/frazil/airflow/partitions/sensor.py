@@ -69,7 +69,7 @@ class PartitionTrigger(WaitingTrigger):
         """Return the facts about the window if all of it was signalled; otherwise why it is not complete."""
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
-        from frazil.signals.window_status import window_status  # noqa: PLC0415 - as above
+        from frazil.signals.completion import window_status  # noqa: PLC0415 - as above
 
         table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
         found = window_status(streams_feeding(Path(streams), table), partition)

@@ -134,11 +134,11 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.host.launchers import open_launcher  # noqa: PLC0415
         from frazil.host.records import read_notes  # noqa: PLC0415
         from frazil.spec.application import find_application  # noqa: PLC0415
-        from frazil.status.derive import of_writer, sentence_of  # noqa: PLC0415
+        from frazil.status.derive import derive_from_decision, describe_state  # noqa: PLC0415
         from frazil.status.state import StreamState  # noqa: PLC0415
         from frazil.supervise.decide import decide  # noqa: PLC0415
+        from frazil.supervise.decision import Policy  # noqa: PLC0415
         from frazil.supervise.observed import Declared, Desired, Observed  # noqa: PLC0415
-        from frazil.supervise.policy import Policy  # noqa: PLC0415
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
@@ -158,13 +158,13 @@ class HostedStreamTrigger(UserActionTrigger):
         observed = Observed(observation, Declared(declared), desired, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
         decision = decide(observed, now_ms=now_ms, policy=Policy())
-        known = of_writer(StreamState(self.stream), observed, decision, now_ms=now_ms)
+        known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
             return HostedObservation(said, known=known, given_up=given_up)
         return HostedObservation(
             said,
             known=replace(
-                known, sentence=sentence_of(known.state, observation.heartbeat, otherwise=_progress(observation))
+                known, sentence=describe_state(known.state, observation.heartbeat, otherwise=_progress(observation))
             ),
             is_alive=True,
         )

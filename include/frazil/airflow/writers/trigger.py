@@ -196,11 +196,11 @@ class WriterTrigger(UserActionTrigger):
         self._shown.show(self.task_instance, now.state, now.sentence)
 
     def _state(self, step: Step) -> StreamState:
-        from frazil.status.derive import of_writer  # noqa: PLC0415 - loads PyIceberg, which the supervisor has loaded
+        from frazil.status.derive import derive_from_decision  # noqa: PLC0415 - loads PyIceberg, which the supervisor has loaded
         from frazil.status.state import StreamState  # noqa: PLC0415 - as above
 
         known = StreamState(self.stream)
-        return of_writer(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
+        return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
         """Record the claim on this host, because the worker that deferred the task may run on another."""

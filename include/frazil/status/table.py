@@ -1,0 +1,242 @@
+"""Reads what a stream's table shows of the stream, and whether the catalog still has the stream's tables."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.backfill.interrupted import progress_words
+from frazil.commit.backfill_marker import read_backfill
+from frazil.commit.followers import Gone
+from frazil.commit.former_table import lost_or_replaced
+from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import Marker, read_marker
+from frazil.commit.opened import read_stream
+from frazil.commit.rules import check_ancestry
+from frazil.errors import FrazilError, RolledBack, TableLost
+from frazil.host.launchers import open_launcher
+from frazil.installed import outdated
+from frazil.spec.model import StreamSpec
+from frazil.status.derive import promise_ms
+from frazil.status.flow import compute_flow
+from frazil.status.state import StreamState
+from frazil.stream.dropped_tables import behind_default_table
+from frazil.supervise.desired import DesiredStore, table_fingerprint
+from frazil.supervise.liveness import has_committed
+from frazil.supervise.observed import Desired
+from frazil.table.branches import head_of, live_rows
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.lost import dropped_table
+from frazil.table.schema_update import undeclared_columns
+from frazil.table.storage import open_store
+from frazil.table.tables import check_fits, load_stream_table, state_location
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 1_000
+"""Maximum number of waiting batches that are counted."""
+ROUTED_NAMED = 5
+"""Maximum number of routed tables with missing rows that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """What the stream's table and the objects stored with it show."""
+
+    state: StreamState
+    """The fields of the stream's state that the table determines, and problems of reading it."""
+    marker: Marker | None = None
+    desired: Desired | None = None
+    fingerprint: str | None = None
+    """See `table_fingerprint` in `frazil.supervise.desired`."""
+    in_full: bool = True
+    """Whether Kafka and routed tables are read too."""
+
+
+def read_table(spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool) -> TableView:
+    """Read the stream's table. Errors become problems; only errors due to an upgrade of frazil are raised.
+
+    `committed` is whether a writer of this host has committed. `in_full` and `out_of_reach`: see `stream_state`.
+    """
+    known = StreamState(spec.name, spec.table.identifier)
+    if out_of_reach:
+        return TableView(replace(known, problems=("the catalog does not answer",)))
+    try:
+        table = load_stream_table(spec)
+        if table is not None:
+            return _view(known, table, spec, now_ms=now_ms, in_full=in_full)
+        desired = DesiredStore(spec.name, None).read()
+        missing = missing_table(spec, None, committed=committed)
+        known = replace(known, table_exists=False, missing=missing, problems=(missing,) if missing else ())
+        return TableView(_with_desired(known, desired), desired=desired)
+    except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
+        raise_if_outdated(error)
+        return TableView(replace(known, problems=(f"the table cannot be read: {error_text(error)}",)))
+
+
+def _with_desired(known: StreamState, desired: Desired | None) -> StreamState:
+    if desired is None:
+        return known
+    return replace(
+        known, desired=str(desired.mode), desired_reason=desired.reason or None, desired_at_ms=desired.at_ms or None
+    )
+
+
+def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableView:
+    problems: list[str] = []
+    marker, amiss, rolled_back = None, dict[str, str](), False
+    undeclared: tuple[str, ...] = ()
+    try:
+        check_fits(table, spec)
+        undeclared = undeclared_columns(table, spec)
+    except FrazilError as error:
+        problems.append(error_text(error))
+    try:
+        marker = read_marker(table.properties, spec.name)
+        if marker:
+            check_ancestry(table.metadata, marker, table=spec.table.identifier)
+    except FrazilError as error:
+        rolled_back = isinstance(error, RolledBack)
+        problems.append(error_text(error))
+    missing = missing_table(spec, table, committed=False)
+    problems += [missing] if missing else []
+    is_routed = marker is not None and marker.routed is not None
+    if in_full and marker is not None and is_routed:
+        routed_problems, amiss = _read_routed(spec, marker)
+        problems += routed_problems
+    desired = None
+    try:
+        desired = DesiredStore(spec.name, table).read()
+    except Exception as error:  # as above: storage raises what its clients raise
+        raise_if_outdated(error)
+        problems.append(f"the desired state cannot be read: {error_text(error)}")
+    metadata = table.metadata
+    committed_ms = last_commit_ms(metadata, spec.name)
+    is_fresh = committed_ms is not None and now_ms - committed_ms <= promise_ms(spec)
+    head = head_of(metadata)
+    replay = last_replay(metadata, spec.name) if spec.mode == "upsert" else None
+    known = replace(
+        _with_desired(known, desired),
+        table_exists=True,
+        missing=missing,
+        rolled_back=rolled_back,
+        waiting_batches=0 if in_full or is_fresh else _count_waiting(table, spec.name),
+        rows=live_rows(head) if head else 0,
+        commit_epoch=last_epoch(metadata, spec.name),
+        reset_at_ms=last_reset_ms(metadata, spec.name),
+        backfill=_open_backfill(metadata, spec.name, now_ms=now_ms),
+        problems=tuple(problems),
+        undeclared=undeclared,
+        changes=_last_merge_counts(metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
+        flow=compute_flow(metadata, spec, now_ms=now_ms),
+        replayed=merge_counts(replay.summary) if replay else {},
+        replayed_at_ms=replay.timestamp_ms if replay else None,
+        routed=is_routed,
+        amiss=amiss,
+    )
+    if marker is not None:
+        known = replace(
+            known,
+            epoch=marker.at.epoch,
+            batch=marker.at.batch,
+            last_commit_at_ms=committed_ms,
+            watermark_ms=marker.watermark_ms,
+            snapshot_id=marker.snapshot_id,
+        )
+    return TableView(known, marker, desired, table_fingerprint(table, spec.name), in_full)
+
+
+def _read_routed(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
+    """Return problems of routed tables with missing rows: sentences for the first few, and a few words for each."""
+    try:
+        tables = read_stream(spec).tables
+        behind, dropped = behind_default_table(spec, tables, marker)
+        now_ms = tables.clock_ms()
+        missing = [b for b in behind if not b.is_coming(now_ms)]
+        found = [*map(str, missing), *map(str, dropped)]
+        amiss = {b.target: b.amiss for b in missing} | {d.target: str(d.amiss) for d in dropped}
+    except Exception as error:  # as above: catalogs raise what their clients raise
+        raise_if_outdated(error)
+        return [f"the tables of its route cannot be read: {error_text(error)}"], {}
+    if (more := len(found) - ROUTED_NAMED) > 0:
+        found[ROUTED_NAMED:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
+    return found, amiss
+
+
+def _count_waiting(table: Table, stream: str) -> int | None:
+    try:
+        marker = read_marker(table.properties, stream)
+        journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
+        settled = marker.settled if marker else None
+        waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
+        return sum(1 for _ in zip(range(MAX_WAITING), waiting, strict=False))
+    except (FrazilError, OSError) as error:
+        log.warning("the journals of stream %s cannot be read: %s", stream, error)
+        return None
+
+
+def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
+    """Return the merge counts of the newest batch whose snapshot exists; empty without such a snapshot."""
+    for snapshot in reversed(metadata.snapshots):
+        summary = snapshot.summary
+        counts = merge_counts(summary)
+        if summary and summary.get("frazil.stream") == stream and counts:
+            return counts
+    return {}
+
+
+def _open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str | None:
+    try:
+        last = read_backfill(metadata.properties, stream)
+    except FrazilError as error:
+        return error_text(error)
+    return progress_words(last, metadata, now_ms=now_ms) if last and last.is_open else None
+
+
+def missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
+    """Return why the stream's own table is missing, or was replaced by another table of this name.
+
+    Returns None if the catalog has the table, or if the stream has not started yet. `table` is the table that now has
+    the name. `committed` is whether a writer of this host has committed. Raises the errors of `lost_or_replaced`.
+    """
+    found = lost_or_replaced(spec, table)
+    if found is None and table is None and committed:
+        found = dropped_table(spec, open_existing_catalog(spec.table.catalog).name)
+    return found and f"{TableLost.__name__}: {found}"
+
+
+def missing_tables(spec: StreamSpec) -> dict[str, str]:
+    """Map each missing table of the stream and its route to a sentence: why it is missing, and how to fix that.
+
+    Includes tables of the route that could not be created yet although rows wait for them. Raises the errors of the
+    catalog and the storage.
+    """
+    table = load_stream_table(spec)
+    if table is None:
+        try:
+            committed = has_committed(open_launcher(spec.name).observe())
+        except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
+            committed = False
+        reason = missing_table(spec, None, committed=committed)
+        return {spec.table.identifier: reason} if reason else {}
+    default_marker = read_marker(table.properties, spec.name)
+    if default_marker is None or default_marker.routed is None:
+        return {}
+    with catalog_errors(table.catalog.name):
+        behind, dropped = behind_default_table(spec, read_stream(spec).tables, default_marker, only_gone=True)
+    found = {one.target: str(one) for one in behind if one.gone is Gone.MISSING}
+    return found | {gone.target: str(gone) for gone in dropped}
+
+
+def raise_if_outdated(error: Exception) -> None:
+    """Raise an error again if its cause is that frazil was upgraded while this process runs."""
+    if outdated(error):
+        raise error
+
+
+def error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
