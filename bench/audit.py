@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from frazil.audit.findings import Audit
 from frazil.audit.run import audit_stream
-from frazil.commit.period import Period
+from frazil.commit.history import Period
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 

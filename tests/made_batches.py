@@ -175,7 +175,7 @@ class MadeStream:
         into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))
         changes = target == "main" and self.tables.merging is not None
         if changes:
-            into = UPSERTS.staged(into, self.spec.key)
+            into = UPSERTS.staging_target(into, self.spec.key)
         writer = TableWriter(into, target, io=table.io, file_name=file_namer(0, 0))
         writer.add(self._rows(writer.layout.arrow_schema, offsets, dead_letters=target == "dead-letters"))
         files = writer.finish()

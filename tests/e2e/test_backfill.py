@@ -24,10 +24,10 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
+from frazil.commit.history import last_period
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import open_stream
-from frazil.commit.period import last_period
 from frazil.errors import WriterBusy
 from frazil.offsets.spans import count_offsets
 from frazil.stream import spark_engine

@@ -77,7 +77,7 @@ def test_a_table_that_was_created_again_stops_the_stream_until_it_is_forgotten(
     error = ended(stream, events, eventually, create_again)
     assert isinstance(error, TableLost)
     for done in (frazil("status", "events"), frazil("audit", "events"), stream.run("--until-caught-up")):
-        assert "test.events is another table than the one that the stream wrote" in done.stdout + done.stderr
+        assert "test.events is not the table that the stream wrote" in done.stdout + done.stderr
     assert stream.ids() == []
     frazil("forget", "events", "--yes")
     stream.catch_up()

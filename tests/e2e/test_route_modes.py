@@ -14,7 +14,7 @@ from pyiceberg.exceptions import ForbiddenError
 from frazil.audit.declared import audit
 from frazil.audit.findings import FindingKind
 from frazil.commit.merging import FOLDER
-from frazil.commit.sweep import bare_path, referenced
+from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.events import BatchCommitted, Event
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
@@ -115,13 +115,13 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
     assert rows("test.a") == [(1, 1)]
     table = load_catalog(None).load_table("test.a")
     merged = Path(bare_path(table.location())).rglob(f"{FOLDER}/**/*.parquet")
-    assert len([path for path in merged if str(path) not in referenced(table)]) <= 2, "those of the first batch"
+    assert len([path for path in merged if str(path) not in referenced_paths(table)]) <= 2, "those of the first batch"
     stream.produce([record(1, "b", 5)])
     stream.catch_up()
     assert (rows("test.a"), rows("test.of_b")) == ([(1, 4), (2, 2), (3, 3), (4, 4)], [(1, 5)])
     table = load_catalog(None).load_table("test.a")
     there = {str(path) for path in Path(bare_path(table.location())).rglob("*.parquet")}
-    assert there <= referenced(table), "changes that are merged are deleted"
+    assert there <= referenced_paths(table), "changes that are merged are deleted"
 
 
 @pytest.mark.parametrize("mode", [UPSERT, "dedupe: {key: id, within: 10s}\n"])

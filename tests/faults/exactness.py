@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from frazil.commit.sweep import bare_path, referenced
+from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.host.records import ExitRecord
 
 TABLES = ("", "_dead_letters")
@@ -37,4 +37,4 @@ def parquet_files(stream: Any) -> set[str]:
 
 def referenced_files(stream: Any) -> set[str]:
     """Every data file that a snapshot of one of the tables needs."""
-    return {path for suffix in TABLES for path in referenced(stream.table(suffix))}
+    return {path for suffix in TABLES for path in referenced_paths(stream.table(suffix))}

@@ -333,7 +333,7 @@ class World:
         layout = target_table(table, folder=batch_folder(table, STREAM, key))
         mode = self.mode if target != "dead-letters" else None
         writer = TableWriter(
-            mode.staged(layout, self.spec.key) if mode else layout,
+            mode.staging_target(layout, self.spec.key) if mode else layout,
             target,
             io=PyArrowFileIO(),
             file_name=file_namer(0, 0),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.sweep import referenced
+from frazil.commit.sweep import referenced_paths
 from frazil.home import run_folder
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
@@ -134,7 +134,7 @@ def test_maintenance_without_pause_takes_nothing_from_writer_and_readers(
     print(f"{load.sent} records, {reader.reads} reads, {dict(maintainer.endings)}, {maintainer.orphans} orphans")
     assert not exits, "the writer ended"
     assert reader.reads > 0
-    assert not {path for path in referenced(stream.table()) if not Path(path).exists()}
+    assert not {path for path in referenced_paths(stream.table()) if not Path(path).exists()}
     check_exact(stream, range(load.sent))
 
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.commit import existing_dead_letters, marker_change
+from frazil.commit import committer, marker_change
 from frazil.commit.adoption import row_count
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
@@ -644,7 +644,7 @@ class Protocol(RuleBasedStateMachine):
 @pytest.mark.timeout(1200)
 def test_each_record_is_in_a_table_once_whatever_fails_between_any_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     Protocol.steps = 0
-    monkeypatch.setattr(existing_dead_letters, "tally_rows", tally_of_the_world)
+    monkeypatch.setattr(committer, "tally_rows", tally_of_the_world)
     run_state_machine_as_test(
         seed(SEED)(Protocol),  # type: ignore[arg-type]
         settings=settings(

@@ -32,9 +32,8 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 
 from frazil.commit import followers, merging, swap
 from frazil.commit import sweep as sweeping
-from frazil.commit.following import give_up
 from frazil.commit.marker import BatchKey, Fate, Marker
-from frazil.commit.marker_change import reset
+from frazil.commit.marker_change import give_up, reset
 from frazil.commit.members import write_member
 from frazil.commit.reset import before_reset
 from frazil.commit.swap import RetryPolicy

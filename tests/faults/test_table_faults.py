@@ -20,7 +20,7 @@ from pyiceberg.types import StringType
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import read_marker
-from frazil.commit.sweep import referenced
+from frazil.commit.sweep import referenced_paths
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.home import home, run_folder
 from frazil.stream import writer as writer_module
@@ -247,7 +247,7 @@ def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
         eventually(lambda: stream.has_rows(4500) or not writer.runs)
     assert stream.ids() == list(range(4500))
     assert rounds == 8
-    assert not {path for path in referenced(stream.table()) if not Path(path).exists()}
+    assert not {path for path in referenced_paths(stream.table()) if not Path(path).exists()}
 
 
 def maintain(spark: Any, table: str) -> None:

@@ -12,11 +12,10 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
-from frazil.commit.backfill_records import BackfillRecord, chunks, published_records, topic_ids
-from frazil.commit.history import ancestors, commit_records, merge_counts, skipped_ranges
+from frazil.commit.backfill_records import BackfillRecord, chunk_topic_ids, committed_chunks, published_records
+from frazil.commit.history import Period, ancestors, commit_records, merge_counts, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
-from frazil.commit.period import Period
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
@@ -170,7 +169,7 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
 
 def _backfill_chunks(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
     whole = (record for record in backfills if not record.backfill.replays)
-    return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
+    return ((chunk, record.selects) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
 
 def _replayed_offsets(
@@ -178,7 +177,7 @@ def _replayed_offsets(
 ) -> dict[TopicPartition, dict[str, BitMap64]]:
     replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
     for record in backfills:
-        ids = topic_ids(chunks(journals, record.backfill)) if record.replayed else {}
+        ids = chunk_topic_ids(committed_chunks(journals, record.backfill)) if record.replayed else {}
         for tp, offsets in record.replayed.items():
             replayed[tp][ids.get(tp[0], "")] |= offsets
     return {tp: dict(by_id) for tp, by_id in replayed.items()}

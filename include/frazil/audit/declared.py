@@ -10,9 +10,9 @@ from pyiceberg.table import Table
 from frazil.audit.findings import Audit
 from frazil.audit.run import audit_stream
 from frazil.audit.source import ask_kafka
+from frazil.commit.history import Period
 from frazil.commit.marker import Marker
 from frazil.commit.opened import read_stream
-from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Span, TopicPartition

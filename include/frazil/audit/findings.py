@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from frazil.commit.period import Period
+from frazil.commit.history import Period
 
 
 class FindingKind(StrEnum):

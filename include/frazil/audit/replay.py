@@ -20,8 +20,8 @@ from pyroaring import BitMap64
 
 from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.followers import Followers, missing_journals
-from frazil.commit.following import is_ahead
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker_change import is_ahead
 from frazil.commit.stream_tables import StreamTables
 from frazil.home import make_folder, run_folder
 from frazil.ingest.contract import Destinations, OffsetRange, StageContext, StageResult, StageTask, Target

@@ -21,11 +21,11 @@ from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import claimed_offsets, merged_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import chunks, given_up, published_records
+from frazil.commit.backfill_records import committed_chunks, published_records, targets_given_up
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker, property_name
-from frazil.commit.members import Member, find_renamed, journals_never_committed, member_of, newest_remaining_metadata
+from frazil.commit.members import Member, find_renamed, journals_never_committed, newest_remaining_metadata, read_member
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
@@ -81,7 +81,9 @@ class Replays:
         last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
-        return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
+        return cls(
+            rows, routed, last, committed_chunks(tables.journals, last), targets_given_up(tables.journals, last.id)
+        )
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the replay's files for a routed table with these properties that does not have their rows yet."""
@@ -144,7 +146,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
-        member = member_of(tables, target)
+        member = read_member(tables, target)
         renamed_to = None if member is None else find_renamed(tables, member, search.named)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
@@ -183,7 +185,7 @@ def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target |
     """Return the new name of the route's table if another table now has its old name; otherwise None."""
     if property_name(search.tables.stream) in table.properties:
         return None
-    member = member_of(search.tables, target)
+    member = read_member(search.tables, target)
     return find_renamed(search.tables, member, search.named) if member and member.is_another(table) else None
 
 

@@ -33,10 +33,9 @@ from frazil.audit.routed import (
     unread_rows,
 )
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
-from frazil.commit.history import ancestors
+from frazil.commit.history import Period, ancestors
 from frazil.commit.journal import parse_key
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
-from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired

@@ -32,10 +32,10 @@ from frazil.audit.ranges import (
 from frazil.audit.replay import Replay, Sinks, scratch_folder
 from frazil.audit.run import audit_changes, require_marker, standing_findings
 from frazil.audit.source import find_truncated_logs, why_not_comparable
+from frazil.commit.history import Period
 from frazil.commit.marker import Marker
 from frazil.commit.mode import MERGING_MODES, merge_rules
 from frazil.commit.opened import open_kafka
-from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, Target
@@ -333,7 +333,7 @@ def _merge(table: Table, changes: tuple[StagedFile, ...], context: MergeContext)
         return []
     plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
     done = {task.index: (task, merge(context, task)) for task in plan.tasks}
-    for last in plan.inserting:
+    for last in plan.insert_tasks:
         maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]
         matched = BitMap64.union(*maps) if maps else BitMap64()
         task = last.task(matched.serialize())

@@ -45,19 +45,18 @@ from frazil.commit.backfill_records import (
     BackfillRecord,
     backfill_folder,
     backfill_journals,
-    chunks,
+    chunk_topic_ids,
+    committed_chunks,
     load_record,
     record_path,
-    topic_ids,
 )
-from frazil.commit.branch_end import BranchEnd, require_unchanged
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import windows_summary
+from frazil.commit.marked_update import BranchEnd, require_unchanged
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGING_MODES
-from frazil.commit.replayed_dead_letters import read_new_errors, replayed_change
-from frazil.commit.row_changes import RowChangeWriter
+from frazil.commit.row_changes import RowChangeWriter, read_new_errors, replayed_change
 from frazil.commit.rules import check_same_source
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
@@ -112,7 +111,7 @@ class BackfillCommitter:
         return committer
 
     def journals(self) -> list[Journal]:
-        return chunks(self.tables.journals, self.backfill)
+        return committed_chunks(self.tables.journals, self.backfill)
 
     def next_key(self) -> BatchKey:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
@@ -169,7 +168,7 @@ class BackfillCommitter:
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
-            return Done(backfill) if backfill.has(journal.key) else backfill.with_chunk(journal, planned=planned)
+            return Done(backfill) if backfill.has_chunk(journal.key) else backfill.with_chunk(journal, planned=planned)
 
         commits = [self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))]
         if dead_letters := journal.staged_for("dead-letters"):
@@ -204,7 +203,7 @@ class BackfillCommitter:
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs. A journal whose offsets have been staged again is discarded."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
-            if self.backfill.has(key):
+            if self.backfill.has_chunk(key):
                 continue
             uuid = str(self.tables.main.current().metadata.table_uuid)
             journal = self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
@@ -324,14 +323,14 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     there, and removes the branch. A backfill's commit adds the rejected records. A replay's commit removes the dead
     letters that became rows, and adds the new error to the others. Finally, files that no table needs are deleted.
     """
-    own_chunks = chunks(tables.journals, backfill)
+    own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
     found = _load_backfill(tables.dead_letters, tables.stream)
     if found is not None and found.id == backfill.id and found.is_open:
         commit_to_routed_tables(tables, backfill, own_chunks)
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
-            record, ids = load_record(tables.journals, backfill), topic_ids(own_chunks)
+            record, ids = load_record(tables.journals, backfill), chunk_topic_ids(own_chunks)
             again = read_new_errors(tables.dead_letters.current(), rejected)
             written = RowChangeWriter(replayed_change(backfill.stream, record.replayed, ids, again))
         summary = backfill_summary(backfill, "replay" if backfill.replays else "backfill")
@@ -352,7 +351,7 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
     }
     for key in sorted(keys):
         journal = own.journals.get(key)
-        if backfill.has(key):
+        if backfill.has_chunk(key):
             if journal is not None:
                 sweep_batch(own, journal, is_merged=not backfill.is_open)
         elif not backfill.is_open or (journal is None and own.journals.void_if_absent(key)):
@@ -411,7 +410,7 @@ def _drop(
         is_dropped = found.state is BackfillState.ABANDONED and not found.abandoned_by
         if not found.is_open and not (by and is_dropped):
             return Done(found)
-        ended = found.abandoned(by)
+        ended = found.as_abandoned(by)
         return Change((require_unchanged(table, end.branch),), (*end.updates(table), _property(ended)), ended)
 
     handle.forget()

@@ -24,7 +24,7 @@ from frazil.commit.backfill_marker import (
     read_backfill,
     staging_stream,
 )
-from frazil.commit.backfill_records import given_up
+from frazil.commit.backfill_records import targets_given_up
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
@@ -141,7 +141,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
 
     Leaves out rows that an operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
     """
-    discarded = given_up(tables.journals, backfill.id)
+    discarded = targets_given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _waiting_files(journals).items() if target not in discarded}
     reason = behind = ""
     for target, files in sorted(waiting.items()):

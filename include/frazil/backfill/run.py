@@ -39,8 +39,7 @@ from frazil.backfill.rules import (
 )
 from frazil.backfill.source import KafkaSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import BackfillRecord
-from frazil.commit.backfill_records import chunks as staged_chunks
+from frazil.commit.backfill_records import BackfillRecord, committed_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.mode import merging_mode
 from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
@@ -128,7 +127,7 @@ class Backfill:
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
             self._check_one_generation(wanted, claimed)
-        staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
+        staged = committed_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
             held.append(offsets_without_dead_letters(wanted, self._tally_dead_letters(wanted, marker.source)))

@@ -11,7 +11,7 @@ from frazil.audit.declared import audit as audit_declared
 from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.cli.options import DurationText, MomentText, stream_options
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
-from frazil.commit.period import Period, last_period, period_between
+from frazil.commit.history import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec

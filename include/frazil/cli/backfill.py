@@ -24,7 +24,7 @@ from frazil.cli.options import (
 )
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
-from frazil.commit.marker import nested
+from frazil.commit.marker import nest_by_topic
 from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.reset import Offsets
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
@@ -132,7 +132,7 @@ def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
     }
     for which, bound in (("from", wanted["begin"]), ("to", wanted["end"])):
         if isinstance(bound, Mapping):
-            raw[f"{which}-offsets"] = nested(bound)
+            raw[f"{which}-offsets"] = nest_by_topic(bound)
         else:
             raw[f"{which}-time"] = bound
     return parse_request(raw)

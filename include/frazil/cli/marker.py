@@ -24,7 +24,7 @@ from frazil.commit import marker_change
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.former_table import check_own_table
-from frazil.commit.marker import nested, property_name
+from frazil.commit.marker import nest_by_topic, property_name
 from frazil.commit.missing_rows import tables_behind
 from frazil.commit.opened import open_dead_letters, open_kafka, open_named, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, before_reset
@@ -182,8 +182,8 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     opened = open_stream(spec)
     begin = continued_offsets(offsets, others)
     marker = marker_change.adopt(opened.tables, offsets=begin, source=topics.identity)
-    output.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
-    output.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
+    output.say(f"Adopted: stream {stream} begins at {nest_by_topic(marker.offsets)}. `frazil run {stream}` starts it.")
+    output.end(stream=stream, adopted=True, offsets=nest_by_topic(marker.offsets))
 
 
 def _earlier_readers(

@@ -78,13 +78,13 @@ class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Mapping[TopicPartition, int]:
-        from frazil.commit.marker import flat  # noqa: PLC0415 - PyIceberg, which the help text does not need
+        from frazil.commit.marker import flatten_topics  # noqa: PLC0415 - PyIceberg, which the help text does not need
 
         if isinstance(value, Mapping):
             return value
         text = str(value)
         try:
-            return flat(json.loads(text if text.lstrip().startswith("{") else Path(text).read_text()))
+            return flatten_topics(json.loads(text if text.lstrip().startswith("{") else Path(text).read_text()))
         except OSError as error:
             self.fail(f"{text} is not a JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
         except (ValueError, TypeError, AttributeError):

@@ -12,12 +12,12 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask, with_subject
-from frazil.commit import following
+from frazil.commit import marker_change
 from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
-from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, property_name, read_marker
-from frazil.commit.members import forget_member, member_of, write_member
+from frazil.commit.marker_change import is_ahead
+from frazil.commit.members import forget_member, read_member, write_member
 from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.waiting_files import load_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
@@ -179,20 +179,20 @@ def _give_up(  # noqa: PLR0913
         if not exists:
             recreate_table(opened.spec, opened.tables, table)
         elif is_foreign_table(opened.spec, opened.tables, table):
-            following.give_up_waiting_rows(opened.tables, table, default_marker)
+            marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
             output.say(
                 f"{table} was not created for these rows, and stays as it is. The stream continues without it: its "
                 "records become dead letters, unless the declaration adds it to route.tables."
             )
             return True
-        following.give_up(opened.tables, table, default_marker)
+        marker_change.give_up(opened.tables, table, default_marker)
         _record_current_table(opened, table)
     except Exception as error:  # catalogs' clients raise anything
         if load_note(opened.tables, table) is None:
             raise
         output.say(f"{table} still does not exist ({error}). Once it exists, it gets the rows of later batches.")
-        following.give_up_waiting_rows(opened.tables, table, default_marker)
+        marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
     output.say(f"{table} continues. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
@@ -222,13 +222,13 @@ def _discard_rows(opened: OpenStream, default_marker: Marker, found: _Difference
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:
-        following.give_up_waiting_rows(opened.tables, table, default_marker)
+        marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
     return not exists or (waiting is not None and not of_batches)
 
 
 def _record_current_table(opened: OpenStream, table: str) -> None:
     """Record the current table of this name as a table of the route, if the route had one of this name before."""
-    member = member_of(opened.tables, table)
+    member = read_member(opened.tables, table)
     if member is not None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
 

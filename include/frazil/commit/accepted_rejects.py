@@ -1,7 +1,6 @@
 """Stores an operator's acceptance of rejected records, as one object in the stream's state folder.
 
-An acceptance covers the records that were rejected before the topics' end offsets at the time of acceptance. Records
-rejected later count towards the circuit breaker again.
+It covers records rejected before the topics' end offsets at that time. Later ones count towards the circuit breaker.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frazil.commit.marker import flat, keep_same_topics, nested
+from frazil.commit.marker import flatten_topics, keep_same_topics, nest_by_topic
 from frazil.commit.stream_tables import StreamTables
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -36,7 +35,7 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
     """Write the acceptance; it replaces an earlier acceptance."""
     text = json.dumps(
         {
-            "offsets": nested(accepted.offsets),
+            "offsets": nest_by_topic(accepted.offsets),
             "cluster-id": accepted.source.cluster_id,
             "topic-ids": dict(accepted.source.topic_ids),
             "by": accepted.by,
@@ -48,10 +47,7 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offset of each topic-partition before which rejected records are accepted.
-
-    Topics that were recreated since the acceptance are left out.
-    """
+    """Return the offsets before which rejected records are accepted, except those of recreated topics."""
     found = _read(tables)
     return keep_same_topics(found.offsets, found.source, source) if found else {}
 
@@ -63,7 +59,7 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
     try:
         raw = json.loads(data)
         source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
-        return AcceptedRejects(flat(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
+        return AcceptedRejects(flatten_topics(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s is malformed (%r): no rejected record counts as accepted", _path(tables), error)
         return None

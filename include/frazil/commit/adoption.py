@@ -1,8 +1,8 @@
 """Checks whether a stream may write to a table that holds rows of other writers or of other streams.
 
-When a stream is forgotten, frazil leaves a note in the table: the property `frazil.forgotten.<name>`. The note holds
-the stream's last epoch, which is never used again, and the topics that the stream read. The table still holds the rows
-of these topics, so a stream that reads the topics from the beginning would write the rows a second time.
+`forget` leaves a note in the table: the property `frazil.forgotten.<name>`, with the stream's last epoch, which is
+never used again, and its topics. The table still has their rows, so a stream that reads the topics from the beginning
+would write them a second time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.marker import PROPERTY_PREFIX, Marker, keep_topics, read_marker
-from frazil.errors import AdoptionRequired, MarkerUnreadable
+from frazil.commit.marker import PROPERTY_PREFIX, keep_topics, try_read_marker
+from frazil.errors import AdoptionRequired
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
@@ -27,9 +27,8 @@ FORMAT_VERSION = 1
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
     """Refuse a table that others have written to, unless an operator allowed it with `frazil adopt`.
 
-    Raises AdoptionRequired if the table holds rows that no stream wrote. Also raises AdoptionRequired if another
-    stream, or a forgotten stream, has read topics of `source` into the table: a renamed or restarted stream would read
-    these topics again.
+    Raises AdoptionRequired for rows that no stream wrote, and if another or a forgotten stream has read topics of
+    `source`: a renamed or restarted stream would read them again.
     """
     if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
@@ -66,34 +65,36 @@ def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
     """Return how far other streams of this table have read this source: next offsets by stream and topic."""
-    found = {}
+    readers = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
         if other in (name, stream):
             continue
-        marker = _try_read_marker(properties, other)
+        marker = try_read_marker(properties, other)
         if marker is None or marker.source.cluster_id != source.cluster_id:
             continue
         same = [t for t, topic_id in source.topic_ids.items() if marker.source.topic_ids.get(t) == topic_id]
         offsets = {topic: keep_topics(marker.offsets, [topic]) for topic in same}
-        if read := {topic: of for topic, of in offsets.items() if of}:
-            found[other] = read
-    return found
+        if read := {topic: by_partition for topic, by_partition in offsets.items() if by_partition}:
+            readers[other] = read
+    return readers
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream that had this name or has read topics of this source; None if none
-    exists.
-    """
+    """Return a forgotten stream that had this name or has read topics of this source; None if none exists."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
-    notes = (name for name in sorted(properties) if name.startswith(FORGOTTEN_PREFIX))
-    return next((n.removeprefix(FORGOTTEN_PREFIX) for n in notes if _has_read(properties[n], source)), None)
+    for name in sorted(properties):
+        if name.startswith(FORGOTTEN_PREFIX):
+            topic_ids = _topic_ids(_parse_note(properties[name])).get(source.cluster_id, {})
+            if any(topic_ids.get(topic) == topic_id for topic, topic_id in source.topic_ids.items()):
+                return name.removeprefix(FORGOTTEN_PREFIX)
+    return None
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
     """Return the table property that records that the stream was forgotten. Topics of an earlier note are kept."""
-    marker = _try_read_marker(properties, stream)
+    marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
     others = dict(_topic_ids(before))
@@ -113,19 +114,14 @@ def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
     return int(_parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
 
 
-def _has_read(note: str, source: SourceIdentity) -> bool:
-    known = _topic_ids(_parse_note(note)).get(source.cluster_id, {})
-    return any(known.get(topic) == topic_id for topic, topic_id in source.topic_ids.items())
-
-
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """Return the topic ids in a note: a mapping from cluster id to topic to topic id."""
+    """Return a note's topic ids, by cluster id and topic."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 
 
 def _parse_note(text: str) -> Mapping[str, Any]:
-    """Parse a note. Returns an empty mapping if the note has another format or was edited by hand."""
+    """Parse a note; an empty mapping if it has another format or was edited by hand."""
     try:
         raw = json.loads(text)
         return raw if raw["format"] == FORMAT_VERSION else {}
@@ -136,15 +132,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which a stream begins: after the records that other streams have read, or else at
-    `starts`.
-    """
+    """Return where a stream begins: after the records that other streams have read, or else at `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
-
-
-def _try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    try:
-        return read_marker(properties, stream)
-    except MarkerUnreadable:
-        return None

@@ -24,10 +24,7 @@ from frazil.host.processes import mark
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of runs that a backfill's marker records; the most recent are kept.
-
-If an operator clears a run in Airflow that is no longer recorded, that run starts its backfill again.
-"""
+"""Maximum number of recorded runs. An earlier run, if cleared in Airflow, starts its backfill again."""
 
 
 class BackfillState(StrEnum):
@@ -46,7 +43,7 @@ class Worker(NamedTuple):
     started_at_s: float
 
     @classmethod
-    def this(cls) -> Worker:
+    def current_process(cls) -> Worker:
         own = mark(os.getpid())
         return cls(socket.gethostname(), own.pid, own.started_at_s)
 
@@ -75,8 +72,7 @@ class BackfillMarker:
     runs: tuple[str, ...] = ()
     """The last named runs that took part, such as Airflow's runs, the most recent last.
 
-    Earlier versions of frazil recorded no runs. If an operator abandons a backfill without recorded runs, a run that
-    took part looks like a new run and starts the backfill once more. From then on the run's name is recorded.
+    Earlier versions recorded no runs. If an operator abandons such a backfill, its run starts the backfill once more.
     """
     abandoned_by: str = ""
     """The operator who abandoned the backfill. Empty if it was not abandoned, or if its own run abandoned it."""
@@ -96,7 +92,7 @@ class BackfillMarker:
         """Whether this backfill is a replay of dead letters."""
         return "dead-letters" in self.request
 
-    def has(self, key: BatchKey) -> bool:
+    def has_chunk(self, key: BatchKey) -> bool:
         """Whether a chunk is committed. An epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
@@ -104,14 +100,11 @@ class BackfillMarker:
         """Return the marker at the start of a new epoch, which `run` owns."""
         runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(
-            self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.this()
+            self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.current_process()
         )
 
-    def abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker of an abandoned backfill.
-
-        `by` is the operator who abandoned it; None if its own run did.
-        """
+    def as_abandoned(self, by: str | None) -> BackfillMarker:
+        """Return the marker of a backfill that the operator `by` abandoned, or its own run if `by` is None."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -149,7 +142,7 @@ class BackfillMarker:
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Append the runs in `now` to the runs in `before`. Returns the last `MAX_RUNS` names, each once."""
+    """Return the last `MAX_RUNS` names, each once: those of `before`, then those of `now`."""
     return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
 
 
@@ -158,10 +151,7 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the name of the backfill branch, which is the same in the default table and the dead-letter table.
-
-    A stream has only one such name, so two of its backfills cannot run at the same time.
-    """
+    """Return the name of the backfill branch. Two backfills of a stream have the same, so only one can run."""
     return f"frazil-backfill-{stream}"
 
 
@@ -187,11 +177,10 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return a backfill that has ended in the default table but not in the dead-letter table; None if there is none.
+    """Return a backfill that has ended in the default table but not in the dead-letter table, if any.
 
-    Routed tables may not have the rows of such a backfill yet. With `abandoned`, a backfill that was abandoned in the
-    default table is returned too: no table gets its rows, and the dead letters of a replay stay. The arguments are the
-    properties of the two tables.
+    Routed tables may not have its rows. With `abandoned`, an abandoned backfill is returned too, whose rows no table
+    gets. The arguments are the properties of both tables.
     """
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
@@ -200,10 +189,7 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether a routed table has the rows of a backfill.
-
-    The table's properties name the last backfill that had rows for the table.
-    """
+    """Return whether a routed table's properties name this backfill, the last that had rows for the table."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

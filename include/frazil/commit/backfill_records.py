@@ -17,9 +17,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
-from frazil.commit.history import ancestors_and_kept
+from frazil.commit.history import Period, ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.period import Period
 from frazil.commit.target import list_targets, object_path
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
@@ -28,10 +27,7 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class BackfillRecord:
-    """The content of `_frazil/<stream>/backfills/<id>.json`: a description of the rows that the publishing commit adds.
-
-    The record is written before that commit.
-    """
+    """Describes the rows of a backfill in `_frazil/<stream>/backfills/<id>.json`. Written before they are published."""
 
     backfill: BackfillMarker
     late: Mapping[int, int]
@@ -43,9 +39,7 @@ class BackfillRecord:
 
     @property
     def selects(self) -> bool:
-        """Whether the backfill read only some records of its offset ranges: records with the requested event times, or
-        in the requested files.
-        """
+        """Whether the backfill read only records with certain event times, or in certain files."""
         return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
@@ -109,7 +103,7 @@ def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> No
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
-def given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
+def targets_given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
     """Return the tables for which an operator discarded the rows of a replay."""
     return list_targets(journals.store, _given_up_folder(journals, backfill_id))
 
@@ -118,13 +112,13 @@ def _given_up_folder(journals: JournalStore, backfill_id: str) -> str:
     return f"{backfill_folder(journals, backfill_id)}/given-up"
 
 
-def chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
+def committed_chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
     """Return the journals of the committed chunks, in order."""
     own = backfill_journals(journals, backfill.id)
-    return [journal for key in own.keys() if backfill.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
+    return [journal for key in own.keys() if backfill.has_chunk(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
 
 
-def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
+def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
     """Return the topic ids that the source of a backfill's chunks had, by topic."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
@@ -132,24 +126,23 @@ def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills.
+    """Yield the records of published backfills; with `window`, only of those that main got in that period.
 
-    With `window`, yields only backfills whose snapshot on main was committed in that period. A backfill that is not yet
-    marked as published is left out.
+    A backfill that is not yet marked as published is left out.
     """
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
-    paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
+    paths: Iterable[str]
+    if window is None:
+        listed = [f.path for f in journals.store.list_files(backfills_folder(journals))]
+        paths = [path for path in listed if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
+    else:
+        paths = _paths_in(metadata, stream, window)
     for path in paths:
         data = journals.store.get(path)
         record = BackfillRecord.from_bytes(data) if data else None
         if record and record.backfill.id != intended:
             yield record
-
-
-def _paths(journals: JournalStore) -> list[str]:
-    found = [f.path for f in journals.store.list_files(backfills_folder(journals))]
-    return [path for path in found if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
 
 
 def _paths_in(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:

@@ -1,12 +1,10 @@
 """Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on features that some catalogs do not have, and whose absence they do not report. The catalog must keep
-the snapshot history and table properties, and must refuse a commit whose base has changed. A commit to a branch must
-leave main unchanged. The storage must support conditional puts. The probe commits empty snapshots to a test table and
-checks the results.
+A stream relies on features that some catalogs do not have, without reporting it. The catalog must keep the snapshot
+history and table properties, and refuse a commit whose base has changed. A commit to a branch must leave main
+unchanged. The storage must support conditional puts.
 
-The probe runs before a stream's first take-over. Later, the stream's marker proves that the catalog can hold the
-stream. Each host records the catalogs that passed, so that the first starts of many streams do not repeat the probe.
+The probe runs before a stream's first take-over. Each host records the catalogs that passed.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from pyiceberg.types import LongType, NestedField
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from frazil.commit.branch_end import BranchEnd
+from frazil.commit.marked_update import BranchEnd
 from frazil.commit.snapshot import Prepared, SnapshotWriter
 from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home, make_folder
@@ -58,10 +56,9 @@ _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Refuse a catalog that cannot hold the stream. A catalog that passed on this host is not probed again.
+    """Refuse a catalog that cannot hold the stream. Skips catalogs that passed on this host, and the embedded one.
 
-    If frazil may not create a table, the probe is skipped with a warning. The embedded catalog needs no probe. Raises
-    CommitRefused, CommitUnavailable.
+    If frazil may not create a table, logs a warning. Raises CommitRefused, CommitUnavailable.
     """
     config = catalog_config(spec.table.catalog)
     record = _record(config)
@@ -84,13 +81,13 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
     """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
 
-    Creates a test table in the namespace of the stream's table, and the namespace if it is missing. Removes both again,
-    and the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable, CommitRefused, SpecError.
+    Creates a test table, and its namespace if that is missing. Removes both, and tables of killed probes. Raises
+    AccessDenied, CommitUnavailable, CommitRefused, SpecError.
     """
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
         with _table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
-            missing = (*_Probe(catalog, table, now_ms).missing(), *_missing_in_storage(table))
+            missing = (*_Probe(catalog, table, now_ms).run(), *_missing_in_storage(table))
     return tuple(dict.fromkeys(missing))
 
 
@@ -101,30 +98,27 @@ class _Probe:
     catalog: Catalog
     table: Table
     now_ms: int
-    found: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
-    def missing(self) -> list[str]:
-        first = self._commit(SnapshotWriter(()), value="first")
+    def run(self) -> list[str]:
+        first = self._commit(self.table, value="first")
         base = self._load()
-        second = self._commit(SnapshotWriter(()), value="second", table=base)
+        second = self._commit(base, value="second")
         self._check_history(first, second)
         self._check_conditional(base, second)
         self._check_branch()
-        return self.found
+        return self.missing
 
-    def _commit(self, writer: SnapshotWriter, *, value: str, table: Table | None = None) -> Prepared:
-        prepared = writer.prepare(table or self.table, summary={}, now_ms=self.now_ms)
-        self._swap(table or self.table, prepared, SetPropertiesUpdate(updates={PROPERTY: value}))
+    def _commit(self, table: Table, *, value: str) -> Prepared:
+        prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=self.now_ms)
+        self._swap(table, prepared, SetPropertiesUpdate(updates={PROPERTY: value}))
         return prepared
 
     def _swap(self, table: Table, prepared: Prepared, *more: TableUpdate) -> None:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """Load the table from the catalog, as a reader does.
-
-        The commit's response may not show what the catalog stored.
-        """
+        """Load the table as a reader does: a commit's response may not show what the catalog stored."""
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: Prepared, second: Prepared) -> None:
@@ -134,12 +128,14 @@ class _Probe:
         if not {first.snapshot.snapshot_id, second.snapshot.snapshot_id} <= ids or (
             head is None or head.parent_snapshot_id != first.snapshot.snapshot_id
         ):
-            self.found.append("it does not keep the snapshot history: after two commits the table shows only the last")
+            self.missing.append(
+                "it does not keep the snapshot history: after two commits the table shows only the last"
+            )
         if now.properties.get(PROPERTY) != "second":
-            self.found.append("it drops table properties that are set with a commit")
+            self.missing.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: Prepared) -> None:
-        """Attempt another commit from the base of the second commit, although the table has changed since that base."""
+        """Commit once more from the base of the second commit, although the table has changed since."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         refused = False
         try:
@@ -148,7 +144,7 @@ class _Probe:
             log.debug("the second commit from one base was refused: %r", error)
             refused = True
         if not refused or self._head() != second.snapshot.snapshot_id:
-            self.found.append("its commits are not conditional: two commits from the same base both succeeded")
+            self.missing.append("its commits are not conditional: two commits from the same base both succeeded")
 
     def _check_branch(self) -> None:
         table = self._load()
@@ -157,18 +153,18 @@ class _Probe:
         try:
             self._swap(table, prepared)
         except Exception as error:
-            self.found.append(f"it refuses branches: {' '.join(str(error).split())}")
+            self.missing.append(f"it refuses branches: {' '.join(str(error).split())}")
             return
         now = self._load()
         if self._head(now) != head:
-            self.found.append("a commit to a branch replaces main's data")
+            self.missing.append("a commit to a branch replaces main's data")
         branch = head_of(now.metadata, BRANCH)
         if branch is None or branch.snapshot_id != prepared.snapshot.snapshot_id:
-            self.found.append("it ignores branches: after a commit to a branch, the branch does not exist")
+            self.missing.append("it ignores branches: after a commit to a branch, the branch does not exist")
             return
         self.catalog.commit_table(now, (), BranchEnd(BRANCH).updates(now))
         if BRANCH in self._load().metadata.refs:
-            self.found.append("it does not remove branches")
+            self.missing.append("it does not remove branches")
 
     def _head(self, table: Table | None = None) -> int | None:
         head = head_of((table or self._load()).metadata)
@@ -176,10 +172,7 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Yield a sentence for each operation that journals need and the storage does not support.
-
-    Tries a conditional put, a listing and a deletion of one object in the table's data folder.
-    """
+    """Put, list and delete an object in the table's data folder. Yield a sentence for each failed operation."""
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
@@ -196,7 +189,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """Yield the namespace. If it is missing, it is created, and dropped after the probe."""
+    """Yield the namespace. Create it if it is missing, and drop it again after the probe."""
     created = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -228,10 +221,7 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
 
 
 def _probe_folder(location: str) -> str:
-    """Return a folder for the probe's table below the stream's declared location.
-
-    frazil may not have permissions outside of that location. Listings skip the folder.
-    """
+    """Return a folder below the declared location, which frazil may access and which listings skip."""
     return f"{location.rstrip('/')}/{STATE}/_probe"
 
 
@@ -239,7 +229,7 @@ def _probe_folder(location: str) -> str:
 def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     """After the block, remove the empty folders that a probe left in a local warehouse.
 
-    Only for use while no writer is starting: a writer that creates its table at that moment could lose its folders.
+    Only while no writer starts: one that creates its table at that moment could lose its folders.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
@@ -254,7 +244,6 @@ def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]
 
 
 def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
-    """Remove the tables that killed probes left behind."""
 
     def sweep() -> None:
         for identifier in catalog.list_tables(namespace):
@@ -281,7 +270,7 @@ def _remove(catalog: Catalog, table: Table) -> None:
 
 
 def _best_effort(purpose: str, action: Callable[[], object]) -> None:
-    """Run an action that may fail. An error is only logged; `purpose` completes the sentence in the log."""
+    """Run an action whose error is only logged; `purpose` completes the sentence in the log."""
     try:
         action()
     except Exception as error:
@@ -289,10 +278,7 @@ def _best_effort(purpose: str, action: Callable[[], object]) -> None:
 
 
 def _record(config: CatalogConfig) -> Path:
-    """Return the path of the file that records on this host that the catalog passed.
-
-    The file's name is a hash of the catalog's address, without credentials.
-    """
+    """Return the file that records on this host that the catalog passed. Its name is a hash of the address."""
     key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"
 

@@ -3,6 +3,9 @@
 The committer relies on four facts. (1) A marker changes only in one update with a snapshot on main. (2) Each epoch
 belongs to one process. (3) A journal is complete before its commit. (4) Staged files never change. The committer relies
 neither on clocks nor on locks.
+
+Whether a record is rejected depends on the current schema. But a dead letter stays a dead letter. If it is read from
+Kafka again, staging does not write it to either table, even if the schema now accepts it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
-from frazil.commit.existing_dead_letters import dead_letter_ends, existing_dead_letters
 from frazil.commit.followers import Followers
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import windows_summary
@@ -48,6 +50,8 @@ from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.completeness import watermark_us
+from frazil.table.branches import head_of
+from frazil.table.landed_offsets import RowSelection, tally_rows
 
 
 class Committer:
@@ -100,10 +104,7 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too.
-
-        Otherwise a suspended writer of an earlier epoch could still commit files there that frazil has discarded.
-        """
+        """Write the epoch to the dead-letter table too, so that no earlier writer commits discarded files there."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -174,20 +175,14 @@ class Committer:
         return committed
 
     def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Store in the marker the last batch that all routed tables have.
-
-        Starts with the stream's first routed batch.
-        """
+        """Store the last batch that all routed tables have, from the stream's first routed batch on."""
         if before.routed is None and not journal.routed:
             return marker
         complete = self.followers.complete_through if self.followers else before.routed or before.settled
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
-        """Move the rows on the stream's open branch to main.
-
-        An earlier declaration kept them there (`commit.align`).
-        """
+        """Move the rows that an earlier `commit.align` kept on the stream's open branch to main."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -204,11 +199,7 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of the batch's dead letters.
-
-        A batch without dead letters still checks the dead-letter table: staging left out records that were already dead
-        letters.
-        """
+        """Return the commit of dead letters. Without any, it still checks that staging knew all earlier ones."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -217,8 +208,8 @@ class Committer:
             decision = dead_letter_continuity(marker, journal)
             if decision is Continuity.STALE:
                 raise StaleBatch(
-                    f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged, "
-                    "and may be records of this batch; the batch is staged again"
+                    f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "
+                    "They may be records of this batch, so the batch is staged again"
                 )
             if decision is Continuity.COMMITTED or not files:
                 return Done(marker)
@@ -236,10 +227,9 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offset in each topic-partition where the marker is before it.
+        """Move the marker up to Kafka's first available offsets `first`; `lost` describes the lost records.
 
-        Commits an empty snapshot whose summary has the text `lost`, which describes the lost records. Raises the same
-        errors as `commit`.
+        Commits an empty snapshot with this text in its summary. Raises the same errors as `commit`.
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -272,9 +262,7 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the key of the batch that last added dead letters to the dead-letter table; `NO_DEAD_LETTERS` without
-        one.
-        """
+        """Return the batch that last added dead letters to the table; `NO_DEAD_LETTERS` without one."""
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 
@@ -282,22 +270,24 @@ class Committer:
         return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
     def _batch_summary(self, journal: Journal) -> dict[str, str]:
+        counts = {
+            "frazil.dropped": journal.dropped,
+            "frazil.future": journal.future,
+            "frazil.with-ignored-fields": journal.with_ignored,
+            "frazil.without-columns": journal.without_columns,
+            "frazil.other-events": journal.other_events,
+        }
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
-            **({"frazil.dropped": str(journal.dropped)} if journal.dropped else {}),
+            **{name: str(count) for name, count in counts.items() if count},
             **reasons_summary(journal.reasons),
-            **({"frazil.future": str(journal.future)} if journal.future else {}),
-            **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
-            **({"frazil.without-columns": str(journal.without_columns)} if journal.without_columns else {}),
-            **({"frazil.other-events": str(journal.other_events)} if journal.other_events else {}),
             **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
-    """Check that main and the open branch still have the stream's last commit. Raises `RolledBack`."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
@@ -333,13 +323,44 @@ def advance(marker: Marker, journal: Journal) -> Marker:
 def _check_can_land(
     table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
-    """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards the batch and stages it again."""
+    """Raise `StaleBatch` for a batch that can no longer land."""
     where = f"batch {journal.key} of stream {journal.stream!r}"
     if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
-        raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}; it is staged again")
+        raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}. It is staged again")
     if not files_fit(table.metadata, files):
         raise StaleBatch(
-            f"{where} was staged for a schema or partition spec that the table no longer has; it is staged again"
+            f"{where} was staged for a schema or partition spec that the table no longer has. It is staged again"
         )
+
+
+def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of records, from a stream's position on, that are already dead letters.
+
+    Reads the dead-letter table only if its own marker, `dead_letters`, is ahead of the stream's marker: after a reset,
+    or when only the main table is missing a batch. If a log was truncated, two records have had the same offset, so
+    dead letters at such offsets are left out.
+    """
+    ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
+    ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
+    if not ahead:
+        return {}
+    wanted = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
+    return {tp: found.seen - _rewritten_offsets(marker, tp) for tp, found in tally_rows(table, wanted).items()}
+
+
+def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
+    """Return the offset after each topic-partition's last dead letter, for a table without a marker. Reads all."""
+    head = head_of(table.metadata)
+    if head is None or (head.summary and head.summary.get("total-records") == "0"):
+        return {}
+    found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
+    return {tp: int(tally_.seen.max()) + 1 for tp, tally_ in found.items() if tally_.seen}
+
+
+def _rewritten_offsets(marker: Marker, tp: TopicPartition) -> BitMap64:
+    offsets = BitMap64()
+    for start, end in marker.rewritten.get(tp, ()):
+        offsets.add_range(start, end)
+    return offsets

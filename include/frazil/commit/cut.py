@@ -1,12 +1,10 @@
 """Finds a consistent snapshot set ("cut"): one snapshot for each table of one or more streams.
 
-Within one stream, the set ends at a batch. The dead-letter table and the routed tables have only batches that the
-default table's snapshot also has. A batch is left out of the set if a routed table does not have it. It is also left
-out if a routed table received it in one snapshot together with later batches that are left out. If the default table's
-snapshot is older than the publication of a backfill or replay, no table of the set has its rows.
+Within one stream, the set ends at a batch: no table has a batch that the default table's snapshot does not have. The
+set ends before a batch that a routed table does not have, or received in one snapshot with later batches that are left
+out. If the default table's snapshot is older than a published backfill or replay, no table has its rows.
 
-For several streams, the set ends at a watermark: the newest watermark that all the streams had reached. Each table is
-taken at its newest snapshot at or before that watermark.
+For several streams, the set ends at the newest watermark that all of them had reached.
 """
 
 from __future__ import annotations
@@ -14,18 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import (
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    RemoveSnapshotRefUpdate,
-    SetSnapshotRefUpdate,
-)
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, RemoveSnapshotRefUpdate, SetSnapshotRefUpdate
 
 from frazil.commit.followers import FIRST_RECORD, check_routed_not_rolled_back
 from frazil.commit.history import ancestors
@@ -38,6 +31,7 @@ from frazil.errors import FrazilError
 from frazil.timetext import utc
 
 TAG = "frazil-cut-"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +42,8 @@ class CutStream:
     main: str
     dead_letters: str
     routed: tuple[str, ...] = ()
-    """The stream's routed tables."""
     missing_since: BatchKey | None = None
-    """The first batch that a routed table did not have when the tables were loaded; None if every table had all
-    batches.
-    """
+    """The first batch that a routed table did not have when the tables were loaded; None if all had all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +57,7 @@ class CutTable:
     """The table's snapshot; None if the table had no snapshot at that time."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
-    """The last batch ("epoch-batch") of each stream in the snapshot. Has only streams with a batch in the unexpired
-    history.
-    """
+    """The last batch ("epoch-batch") of each stream in the snapshot's unexpired history."""
     watermarks_ms: Mapping[str, int]
     metadata_location: str = ""
 
@@ -88,40 +77,34 @@ class _MainHistory:
     metadata: TableMetadata
     snapshots: Sequence[Snapshot]
 
-    @classmethod
-    def from_metadata(cls, table: str, metadata: TableMetadata) -> _MainHistory:
-        return cls(table, metadata, tuple(ancestors(metadata)))
-
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
         """Yield the stream's commits, each with its index in `snapshots`."""
         for index, snapshot in list(enumerate(self.snapshots))[begin:end]:
-            if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
+            if _entry(snapshot, "frazil.stream") == stream:
                 yield index, snapshot
+
+    def newest(self, stream: str, begin: int, read: Callable[[Snapshot], T | None]) -> T | None:
+        """Return what `read` returns for the stream's newest commit for which it is not None."""
+        return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
         """Return the index of the newest snapshot that was committed at `at_ms` or before."""
         if at_ms is None:
             return 0
-        return self._require_unexpired(
+        return self.require_unexpired(
             next((index for index, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot without excluded commits of the stream in its history.
-
-        `begin` is the lowest index to return.
-        """
-        return self._require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
+        """Return the newest index, from `begin` on, without excluded commits of the stream in its history."""
+        return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def index_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot whose history has no snapshot that is left out."""
-        return self._require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
+        return self.require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
-    def _require_unexpired(self, index: int) -> int:
-        """Return the index. Raises FrazilError if the snapshot at that index has expired.
-
-        An index one past the table's first snapshot is valid: it means that the table had no snapshot yet.
-        """
+    def require_unexpired(self, index: int) -> int:
+        """Return the index. Raises FrazilError if its snapshot has expired; one past the first never has."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
@@ -138,59 +121,53 @@ def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms
     `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the set, or if one
     of several streams has no watermark. Raises RolledBack if a table has lost commits of a stream.
     """
-    for history in streams:
-        _check_not_rolled_back(history, tables)
-    lines = {name: _MainHistory.from_metadata(name, table.metadata) for name, table in tables.items()}
-    mains = {history.main: lines[history.main].index_at(at_ms) for history in streams}
-    watermark = None
+    for stream in streams:
+        _check_not_rolled_back(stream, tables)
+    histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}
+    indexes = {stream.main: histories[stream.main].index_at(at_ms) for stream in streams}
+    watermark_ms = None
     if len(streams) > 1:
-        watermark = min(_watermark(lines[h.main], h.stream, mains[h.main]) for h in streams)
-        for history in streams:
-            line, begin = lines[history.main], mains[history.main]
-            mains[history.main] = line.index_before(history.stream, begin, lambda s: _is_past_watermark(s, watermark))
-    left_out = dict[str, Callable[[Snapshot], bool]]()
-    for history in streams:
-        mains[history.main], left_out[history.stream] = _settled_index(history, lines, mains[history.main])
-    dead_letters: dict[str, int] = {}
-    routed: dict[str, int] = {}
-    for history in streams:
-        for places, names in ((dead_letters, (history.dead_letters,)), (routed, history.routed)):
-            for name in names:
-                place = _follower_index(lines[name], left_out[history.stream], at_ms)
-                places[name] = max(place, places.get(name, 0))
+        watermark_ms = min(_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
+        for stream in streams:
+            is_past = partial(_is_past_watermark, watermark_ms)
+            indexes[stream.main] = histories[stream.main].index_before(stream.stream, indexes[stream.main], is_past)
+    others: dict[str, int] = {}
+    for stream in streams:
+        indexes[stream.main], is_left_out = _settled_index(stream, histories, indexes[stream.main])
+        for name in (stream.dead_letters, *stream.routed):
+            others[name] = max(_follower_index(histories[name], is_left_out, at_ms), others.get(name, 0))
+    dead_letters = {stream.dead_letters for stream in streams}
+    rows = indexes | {name: index for name, index in others.items() if name not in dead_letters}
     found = [
-        *(_cut_table(streams, lines[name], place, "rows", tables[name]) for name, place in {**mains, **routed}.items()),
-        *(
-            _cut_table(streams, lines[name], place, "dead letters", tables[name])
-            for name, place in dead_letters.items()
-        ),
+        _cut_table(streams, histories[name], index, "dead letters" if name in dead_letters else "rows", tables[name])
+        for name, index in (rows | others).items()
     ]
-    return Cut(watermark, tuple(found))
+    return Cut(watermark_ms, tuple(found))
 
 
-def _check_not_rolled_back(history: CutStream, tables: Mapping[str, Table]) -> None:
-    for name in (history.main, history.dead_letters, *history.routed):
+def _check_not_rolled_back(stream: CutStream, tables: Mapping[str, Table]) -> None:
+    for name in (stream.main, stream.dead_letters, *stream.routed):
         metadata = tables[name].metadata
-        if marker := read_marker(metadata.properties, history.stream):
-            check = check_routed_not_rolled_back if name in history.routed else check_ancestry
+        if marker := read_marker(metadata.properties, stream.stream):
+            check = check_routed_not_rolled_back if name in stream.routed else check_ancestry
             check(metadata, marker, table=name)
 
 
-def _first_excluded_batch(history: CutStream, lines: Mapping[str, _MainHistory], main: int) -> BatchKey | None:
+def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistory], main: int) -> BatchKey | None:
     """Return the first batch that is not in the set; None if the stream has no settled batch."""
-    line = lines[history.main]
-    later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
-    marker = read_marker(line.metadata.properties, history.stream)
+    history = histories[stream.main]
+    later = [key for _, s in history.commits(stream.stream, 0, main) if (key := _batch(s))]
+    marker = read_marker(history.metadata.properties, stream.stream)
     settled = marker.settled if marker else None
     if not later and settled is None:
         return None
     after = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
-    end = after if history.missing_since is None else min(after, history.missing_since)
+    end = after if stream.missing_since is None else min(after, stream.missing_since)
     spans = [
-        (first, key)
-        for name in history.routed
-        for _, s in lines[name].commits(history.stream)
-        if (key := _batch(s)) and (first := _first_batch(s))
+        (first, last)
+        for name in stream.routed
+        for _, s in histories[name].commits(stream.stream)
+        if (last := _batch(s)) and (first := _batch(s, FIRST_RECORD))
     ]
     while split := [first for first, last in spans if first < end <= last]:
         end = min(split)
@@ -198,37 +175,36 @@ def _first_excluded_batch(history: CutStream, lines: Mapping[str, _MainHistory],
 
 
 def _settled_index(
-    history: CutStream, lines: Mapping[str, _MainHistory], main: int
+    stream: CutStream, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
     """Return the index of the default table's snapshot, and a predicate for the other tables' snapshots.
 
     The predicate selects snapshots to leave out: batches and publications later than the default table's snapshot. If
     another table received a batch only after such a publication, the set ends before that batch.
     """
-    line, end = lines[history.main], _first_excluded_batch(history, lines, main)
+    history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:
         if end is not None:
-            main = line.index_before(history.stream, main, partial(_is_from, end))
-        later = {published for s in line.snapshots[:main] if (published := _backfill_id(s))}
+            main = history.index_before(stream.stream, main, partial(_is_from, end))
+        later = {published for s in history.snapshots[:main] if (published := _backfill_id(s))}
         out_of_order = [
             key
-            for name in (history.dead_letters, *history.routed)
-            for key in _batches_after(lines[name], history.stream, later)
+            for name in (stream.dead_letters, *stream.routed)
+            for key in _batches_after(histories[name], stream.stream, later)
             if end is not None and key < end
         ]
         if not out_of_order:
-            return main, partial(_is_left_out, history.stream, end, later)
+            return main, partial(_is_left_out, stream.stream, end, later)
         end = min(out_of_order)
 
 
-def _batches_after(line: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
-    """Return the batches that a table received after the first of the backfills in `later`."""
-    first = max((index for index, s in enumerate(line.snapshots) if _backfill_id(s) in later), default=0)
-    return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
+def _batches_after(history: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
+    first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later), default=0)
+    return [key for _, s in history.commits(stream, 0, first) if (key := _batch(s))]
 
 
 def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
-    is_own = snapshot.summary is not None and snapshot.summary.get("frazil.stream") == stream
+    is_own = _entry(snapshot, "frazil.stream") == stream
     return (is_own and _is_from(end, snapshot)) or _backfill_id(snapshot) in later
 
 
@@ -237,94 +213,79 @@ def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
     return key is not None and (end is None or key >= end)
 
 
-def _follower_index(line: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the index of the newest snapshot whose history has no snapshot that is left out.
-
-    A snapshot newer than `at_ms` is returned only if it has rows of the stream.
-    """
-    index = line.index_without(is_left_out)
+def _follower_index(history: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
+    """Return the newest index without left-out snapshots. After `at_ms`, only rows of the stream count."""
+    index = history.index_without(is_left_out)
     # Later changes by others (a compaction) are left out, as in the default table.
     while (
         at_ms is not None
-        and index < len(line.snapshots)
-        and line.snapshots[index].timestamp_ms > at_ms
-        and not (_batch(line.snapshots[index]) or _backfill_id(line.snapshots[index]))
+        and index < len(history.snapshots)
+        and history.snapshots[index].timestamp_ms > at_ms
+        and not (_batch(history.snapshots[index]) or _backfill_id(history.snapshots[index]))
     ):
-        index = line._require_unexpired(index + 1)
+        index = history.require_unexpired(index + 1)
     return index
 
 
 def _cut_table(
-    streams: Sequence[CutStream], line: _MainHistory, index: int, holds: Literal["rows", "dead letters"], table: Table
+    streams: Sequence[CutStream],
+    history: _MainHistory,
+    index: int,
+    holds: Literal["rows", "dead letters"],
+    table: Table,
 ) -> CutTable:
-    names = tuple(h.stream for h in streams if line.table in (h.main, h.dead_letters, *h.routed))
-    snapshot = line.snapshots[index] if index < len(line.snapshots) else None
-    batches: dict[str, str] = {}
-    watermarks: dict[str, int] = {}
-    for name in names:
-        for _, commit in line.commits(name, index):
-            if (key := _batch(commit)) and name not in batches:
-                batches[name] = str(key)
-            if (watermark_ms := _watermark_ms(commit)) is not None and name not in watermarks:
-                watermarks[name] = watermark_ms
+    names = tuple(s.stream for s in streams if history.table in (s.main, s.dead_letters, *s.routed))
+    snapshot = history.snapshots[index] if index < len(history.snapshots) else None
     return CutTable(
-        table=line.table,
+        table=history.table,
         holds=holds,
         streams=names,
         snapshot_id=snapshot.snapshot_id if snapshot else None,
         committed_at_ms=snapshot.timestamp_ms if snapshot else None,
-        batches=batches,
-        watermarks_ms=watermarks,
+        batches={name: str(key) for name in names if (key := history.newest(name, index, _batch))},
+        watermarks_ms={name: ms for name in names if (ms := history.newest(name, index, _watermark_ms)) is not None},
         metadata_location=table.metadata_location,
     )
 
 
-def _batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the batch that a commit added, from the commit record in its summary.
-
-    Returns None for a take-over, an empty commit, or a commit of another writer.
-    """
-    record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
+def _batch(snapshot: Snapshot, key: str = "frazil.commit-record") -> BatchKey | None:
+    """Return the batch whose commit record a summary entry names; None for a commit without a batch."""
+    record = _entry(snapshot, key)
     return parse_key(record) if record else None
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
-    """Return the id of the backfill or replay whose rows a snapshot added; None for other snapshots."""
-    return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
-
-
-def _first_batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the first batch of a routed table's snapshot that added several batches; None for other snapshots."""
-    record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
-    return parse_key(record) if record else None
+    """Return the id of the backfill or replay whose rows a snapshot added."""
+    return _entry(snapshot, "frazil.backfill")
 
 
 def _watermark_ms(snapshot: Snapshot) -> int | None:
-    watermark_ms = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
-    return int(watermark_ms) if watermark_ms else None
+    text = _entry(snapshot, "frazil.watermark-ms")
+    return int(text) if text else None
 
 
-def _is_past_watermark(snapshot: Snapshot, watermark: int | None) -> bool:
+def _entry(snapshot: Snapshot, key: str) -> str | None:
+    return snapshot.summary.get(key) if snapshot.summary else None
+
+
+def _is_past_watermark(end_ms: int, snapshot: Snapshot) -> bool:
     watermark_ms = _watermark_ms(snapshot)
-    return watermark_ms is not None and watermark is not None and watermark_ms > watermark
+    return watermark_ms is not None and watermark_ms > end_ms
 
 
-def _watermark(line: _MainHistory, stream: str, begin: int) -> int:
-    for _, commit in line.commits(stream, begin):
-        if (watermark_ms := _watermark_ms(commit)) is not None:
-            return watermark_ms
+def _watermark(history: _MainHistory, stream: str, begin: int) -> int:
+    watermark_ms = history.newest(stream, begin, _watermark_ms)
+    if watermark_ms is not None:
+        return watermark_ms
     raise FrazilError(
-        f"stream {stream!r} has no watermark at that time, or its history in table {line.table} has expired. A cut of "
-        f"several streams needs a watermark of each stream: run `frazil cut {stream}` by itself, or wait until all of "
-        "its partitions have received records"
+        f"stream {stream!r} has no watermark at that time, or its history in table {history.table} has expired. A cut "
+        f"of several streams needs a watermark of each stream: run `frazil cut {stream}` by itself, or wait until all "
+        "of its partitions have received records"
     )
 
 
 def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPolicy) -> None:
-    """Tag a snapshot so that expiry keeps it.
-
-    Raises FrazilError if another snapshot already has the tag, or if the snapshot has expired.
-    """
+    """Tag a snapshot so that expiry keeps it. Raises FrazilError if the tag is taken, or the snapshot has expired."""
     tag = TAG + name
 
     def propose(table: Table) -> Done[None] | Change[None]:

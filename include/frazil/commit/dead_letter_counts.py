@@ -1,7 +1,6 @@
 """Counts the dead letters that a commit adds or removes, by error class and hour of rejection.
 
-The counts are in the snapshot's summary. Readers add them up to show how many recent dead letters remain after a replay
-or a discard, without reading the dead letters.
+Readers add up the counts in the snapshots' summaries to show recent dead letters without reading them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ SPANS = (1, 4, 12)
 """Bucket sizes in hours. A summary that is too long uses the next larger size. Each size divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
-"""How many dead letters were added (or removed, if negative), by error class and hour of rejection (hours since
-1970).
-"""
+"""How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 
 
 class Changes(NamedTuple):
@@ -44,36 +41,35 @@ NO_CHANGES = Changes({}, SPANS[0])
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
-    Starts at the beginning of the 12-hour bucket that contains the time 24 hours ago, because other commits may report
-    their counts in such buckets.
+    "Recently" begins with the 12-hour bucket of the time 24 hours ago: other commits may report such buckets.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
-    meant = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
+    counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
     if "discarded_at" in rows.column_names:
-        meant = pc.and_(meant, pc.is_null(rows["discarded_at"]))
-    hours = pc.divide(at.filter(meant).cast(pa.int64()), HOUR_MS * 1000)
-    return Counter(zip(rows["error_class"].filter(meant).to_pylist(), hours.to_pylist(), strict=True))
+        counts = pc.and_(counts, pc.is_null(rows["discarded_at"]))
+    hours = pc.divide(at.filter(counts).cast(pa.int64()), HOUR_MS * 1000)
+    return Counter(zip(rows["error_class"].filter(counts).to_pylist(), hours.to_pylist(), strict=True))
 
 
 def dead_letter_summary(changed: Counts) -> dict[str, str]:
     """Return the summary entries with the counts; empty if the counts are too long for a summary."""
     for span in SPANS:
-        found: dict[str, dict[int, int]] = {}
-        for (name, hour), more in sum_by_span(changed, span).items():
-            if more:
-                found.setdefault(name, {})[hour] = more
-        text = json.dumps(found, separators=(",", ":"))
+        by_class: dict[str, dict[int, int]] = {}
+        for (error_class, hour), count in sum_by_span(changed, span).items():
+            if count:
+                by_class.setdefault(error_class, {})[hour] = count
+        text = json.dumps(by_class, separators=(",", ":"))
         if len(text) <= MAX_SUMMARY_CHARACTERS:
-            return {NAME: text, SPAN: str(span)} if found else {}
+            return {NAME: text, SPAN: str(span)} if by_class else {}
     return {}
 
 
 def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
     """Parse the entries of `dead_letter_summary`; no counts for a summary of an earlier version or another program."""
     try:
-        found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
-        by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
+        by_class, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
+        by = {(str(name), int(hour)): int(count) for name, hours in by_class.items() for hour, count in hours.items()}
     except (ValueError, TypeError, AttributeError, OverflowError):
         return NO_CHANGES
     return Changes(by, span) if span in SPANS else NO_CHANGES
@@ -81,10 +77,10 @@ def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
 
 def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
     """Sum the counts in buckets of `span` hours; each sum is stored under the bucket's first hour."""
-    summed = Counter[tuple[str, int]]()
-    for (name, hour), more in changed.items():
-        summed[name, span_start(hour, span)] += more
-    return summed
+    sums = Counter[tuple[str, int]]()
+    for (error_class, hour), count in changed.items():
+        sums[error_class, span_start(hour, span)] += count
+    return sums
 
 
 def span_start(hour: int, span: int) -> int:

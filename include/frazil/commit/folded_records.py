@@ -1,13 +1,12 @@
 """Stores about a thousand commit records in one immutable object ("folded"), so that a stream has few objects.
 
-A journal is a separate object while its batch is undecided, because the journal's key fences the batch. Once later
-batches are committed, only audits and resets read the journal. It is then folded: its neighbours and it are written to
-`<state>/records/<first>_<last>.jsonl.gz`. The first line of this object has the format and the keys; the unchanged
-journals follow, in order.
+The journal of an undecided batch is an object of its own, whose key fences the batch. Once later batches are committed,
+only audits and resets read it. It is then folded with its neighbours to `<state>/records/<first>_<last>.jsonl.gz`. The
+first line has the format and the keys; the unchanged journals follow, in order.
 
-Folding needs no fence. The object is written only if it does not exist, and is read back before its journals are
-deleted. So every record exists in at least one place, even if processes are killed or fold at the same time. Readers
-try the journal first, then the folded records. A record in both places counts once.
+Folding needs no fence: the object is written only if it does not exist, and is read back before its journals are
+deleted. So every record exists somewhere, even if processes are killed or fold at the same time. Readers try the
+journal first, then the folded records.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class Segment:
 
 
 class FoldedRecords:
-    """The folded records of one stream.
-
-    Caches the last object that was read, because neighbouring records are often read one after the other.
-    """
+    """The folded records of one stream. Caches the last object, because neighbours are often read in a row."""
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store
@@ -103,10 +99,7 @@ class FoldedRecords:
         return self._last[1]
 
     def write(self, records: Records) -> bool:
-        """Write the records, which must be in key order, as one object.
-
-        Returns False if an object with this name already has other records.
-        """
+        """Write records in key order as one object. Returns False if it already exists with other records."""
         path = self._path(records)
         self._store.put_if_absent(path, _pack(records))
         stored = self._store.get(path)
@@ -149,10 +142,9 @@ def _unpack(data: bytes, path: str) -> Records:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
 ) -> Iterator[Records]:
-    """Split journals, in order, into groups that each fill one object.
+    """Split journals, in order, into groups that each fill one object. Leaves out empty journals.
 
-    Leaves out empty journals, and a last group that is not full. Stops when `read` returns None: another process has
-    folded that journal.
+    Drops a last group that is not full. Stops if `read` returns None: another process has folded that journal.
     """
     group: Records = {}
     size = 0

@@ -1,8 +1,7 @@
 """Commits the files of routed tables ("followers"), after the default table's commit has decided each batch.
 
-Committing to a routed table therefore needs no epoch. The routed table's own marker records its progress: the table has
-the batches up to `settled`; files for this table in later journals are not committed yet. Every writer, even a
-suspended one, commits the same files in the same order, each file once.
+So these commits need no epoch. A routed table's own marker records its progress: it has the batches up to `settled`.
+Every writer, even a suspended one, commits the same files in the same order, each file once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
-from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker
+from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.members import journals_never_committed
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGING_MODES
@@ -40,8 +39,8 @@ from frazil.commit.waiting_files import (
     load_note,
     load_notes,
 )
-from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
-from frazil.ingest.contract import StagedFile, Target
+from frazil.errors import CommitUnavailable, RolledBack, SchemaIncompatible, TableLost
+from frazil.ingest.contract import Target
 from frazil.spec.units import counted
 from frazil.table.catalogs import explain_table_error
 
@@ -50,9 +49,7 @@ log = logging.getLogger(__name__)
 FIRST_RECORD = "frazil.first-commit-record"
 """The summary key for the first commit record, in a snapshot with rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
-"""A batch key that is before the first batch."""
 MAX_PARALLEL_COMMITS = 16
-"""Maximum number of tables committed to in parallel."""
 MAX_PARALLEL_MERGES = 64
 """Maximum number of tables committed to in parallel if they merge: the threads mostly wait for the engine's jobs."""
 RETRY_TIMEOUT_S = 30.0
@@ -60,13 +57,9 @@ RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 """Timeout for retrying the commit to a table whose last commit failed."""
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""How long after a journal's creation a routed table's commit may still be in progress, in milliseconds. The default
-table commits first.
-"""
+"""How long after a journal's creation a routed table's commit may be in progress: the default table is first."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
-"""Creates or loads a table, and writes its first marker. Until then, the table's rows of these batches wait in files
-next to the default table.
-"""
+"""Creates or loads a table whose rows wait next to the default table, and writes its first marker."""
 
 
 class _TableRecreated(CommitUnavailable):
@@ -78,7 +71,6 @@ class Gone(StrEnum):
 
     MISSING = "missing"
     REPLACED = "another table"
-    """Another table has the name now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +86,7 @@ class Behind:
     backfill: str | None = None
     """The id of the backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
     only_last: bool = False
-    """Whether only the default table's last batch is missing and no error is known. The writer commits that batch
-    next.
-    """
+    """Whether only the default table's last batch is missing, without an error. The writer commits it next."""
     gone: Gone | None = None
     """What happened to a table that no longer exists; None for a table that exists."""
 
@@ -131,21 +121,16 @@ class Followers:
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
     behind: dict[Target, Behind] = field(default_factory=dict)
-    """The tables that are missing rows because their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
-    """Merges that a table refused, by table and table UUID. The next attempt commits the files that they have
-    written.
-    """
+    """Refused merges, by table and table UUID. The next attempt commits the files that they have written."""
     make: CreateTable | None = None
     """Creates missing tables; None for readers, which do not create tables."""
     epoch: int = 0
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
-    """The routed tables that are committed in one step with the default table: all (True), none (False), or this
-    set.
-    """
+    """The routed tables that are committed in one step with the default table; True for all, False for none."""
 
     @classmethod
     def load(
@@ -156,22 +141,21 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches that earlier writers did not commit to the routed tables.
+        """Load the batches after the marker's `routed`, which earlier writers did not commit to the routed tables.
 
-        Uses the default table's marker and the journals after the marker's `routed`. `atomic` is the declared setting;
-        it applies only if the catalog can commit to several tables in one step.
+        `atomic` is the declared setting; it applies only if the catalog can commit to several tables in one step.
         """
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
-        found = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
+        followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
-            return found
-        found.through = marker.routed
+            return followers
+        followers.through = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
-            found.add(journal)
-        known = {note.target: note for note in load_notes(tables)} if found.waiting else {}
-        waiting = {target: drop_given_up(journals, known.get(target)) for target, journals in found.waiting.items()}
-        found.waiting = {target: journals for target, journals in waiting.items() if journals}
-        return found
+            followers.add(journal)
+        notes = {note.target: note for note in load_notes(tables)} if followers.waiting else {}
+        waiting = {target: drop_given_up(js, notes.get(target)) for target, js in followers.waiting.items()}
+        followers.waiting = {target: journals for target, journals in waiting.items() if journals}
+        return followers
 
     @property
     def complete_through(self) -> BatchKey:
@@ -188,29 +172,26 @@ class Followers:
         self.through = journal.key
 
     def commit(self) -> None:
-        """Commit the waiting batches to their tables, in parallel.
-
-        If the commit to a table fails, the table falls behind, and its files wait for the next call.
-        """
+        """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
         targets = sorted(self.waiting)
         if not targets:
             return
         at_once = MAX_PARALLEL_MERGES if self.tables.merging else MAX_PARALLEL_COMMITS
         with ThreadPoolExecutor(min(at_once, len(targets)), thread_name_prefix="followers") as pool:
             failures = dict(zip(targets, pool.map(self._try_commit, targets), strict=True))
-        for target, failed in failures.items():
-            if failed is None:
+        for target, failure in failures.items():
+            if failure is None:
                 del self.waiting[target]
                 self.refused.pop(target, None)
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
                 continue
-            self.refused[target] = failed.reason
-            if failed.missing:
-                found = make_behind(target, failed.missing, failed.reason)
+            self.refused[target] = failure.reason
+            if failure.missing:
+                behind = make_behind(target, failure.missing, failure.reason)
                 if target not in self.behind:
-                    log.warning("%s. The files with these rows are kept; the writer retries with each batch", found)
-                self.behind[target] = found
+                    log.warning("%s. The files with these rows are kept; the writer retries with each batch", behind)
+                self.behind[target] = behind
             else:
                 self.behind.pop(target, None)
 
@@ -228,16 +209,14 @@ class Followers:
                 f"batch {journal.key} of stream {journal.stream!r} must be committed to several tables in one step, "
                 f"but a table is behind: {missing[0]}"
             )
-        tables = self.tables
-        return tuple(
-            _make_commit(
-                tables, tables.handle(t), [journal], self._files(t, [journal], create=True), target=t, merges={}
-            )
-            for t in targets
-        )
+        commits = []
+        for target in targets:
+            self._create_if_waiting(target, [journal])
+            commits.append(self._make_commit(target, [journal], merges={}))
+        return tuple(commits)
 
     def _try_commit(self, target: Target) -> _Failure | None:
-        """Commit the waiting batches to one table. Returns the failure; None if the commit succeeded."""
+        """Commit the waiting batches to one table. Returns the failure, if any."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
@@ -253,11 +232,7 @@ class Followers:
             if late:
                 _check_files_exist(self.tables, handle, journals, target=target)
                 waited = _row_count(missing_journals(self.tables, handle.current(), journals), target)
-            merges = self.merges.setdefault(target, {})
-            commit_missing_batches(
-                self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges
-            )
-            del self.merges[target]
+            self._commit_missing(target, journals, retry_policy=retry_policy)
             delete_waiting_files(self.tables, journals, target)
             if late:
                 sweep_merged(self.tables, journals, target)
@@ -271,8 +246,7 @@ class Followers:
     def _failure(self, target: Target, error: Exception) -> _Failure:
         """Return the failure, with the batches that the table is missing.
 
-        If the table was dropped, it may already have had some of an earlier writer's batches; these are left out. Any
-        other table may be missing all waiting batches.
+        A dropped table may already have had some of an earlier writer's batches. Otherwise all waiting batches count.
         """
         missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
@@ -287,19 +261,68 @@ class Followers:
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
     def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
-        """Create the table if its rows wait in files next to the default table."""
         if self.make is not None and has_waiting_files(self.tables, journals, target):
             self.make(target, journals)
 
-    def _files(self, target: Target, journals: Sequence[Journal], *, create: bool = False) -> tuple[StagedFile, ...]:
-        """Return the files of these journals that belong to one table.
+    def _commit_missing(self, target: Target, journals: Sequence[Journal], *, retry_policy: RetryPolicy) -> None:
+        """Commit the files of these journals that a table does not have yet, in order.
 
-        Rows that wait in files next to the default table are first rewritten as files of this table.
+        Appended batches are committed as one snapshot. Each merged batch gets its own snapshot, because it is merged
+        into the result of the previous batch.
         """
-        if create:
-            self._create_if_waiting(target, journals)
-        table = self.tables.handle(target).current()
-        return tuple(file for journal in journals for file in files_for_table(self.tables, table, journal, target))
+        merges = self.merges.setdefault(target, {})
+        while True:
+            table = self.tables.handle(target).current()
+            found = read_marker(table.metadata.properties, self.tables.stream)
+            later = later_journals(require_marker(found, table, self.tables.stream), journals)
+            if not later:
+                del self.merges[target]
+                return
+            if any(file.content in MERGING_MODES for journal in later for file in journal.staged_for(target)):
+                later = later[:1]
+            commit = self._make_commit(target, later, merges=merges)
+            with suppress(_TableRecreated):
+                commit_snapshots((commit,), retry_policy=retry_policy)
+
+    def _make_commit(
+        self, target: Target, journals: Sequence[Journal], *, merges: dict[UUID, MergeWriter]
+    ) -> TableCommit[Marker]:
+        """Return the commit of these journals' files. `merges` has the last merge that the table refused, if any.
+
+        Rows that wait next to the default table are first rewritten.
+        """
+        tables, handle = self.tables, self.tables.handle(target)
+        table = handle.current()
+        files = tuple(file for journal in journals for file in files_for_table(tables, table, journal, target))
+        prepared_for = handle.current().metadata.table_uuid
+
+        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
+            marker = require_marker(found, table, tables.stream)
+            if table.metadata.table_uuid != prepared_for:
+                raise _TableRecreated(
+                    f"table {target} was recreated during the commit: its rows must be rewritten for the new table"
+                )
+            check_routed_not_rolled_back(table.metadata, marker, table=target)
+            if len(later_journals(marker, journals)) < len(journals):
+                return Done(marker)  # another writer has committed some of these batches: the rest is prepared again
+            if not files_fit(table.metadata, files):
+                raise SchemaIncompatible(
+                    f"rows that wait for table {target} were written for a schema or partition spec that the table no "
+                    "longer has: make the columns optional that have become required since"
+                )
+            return reduce(_advance, journals, marker)
+
+        summary = {
+            "frazil.operation": "follow",
+            "frazil.records": str(sum(file.records for file in files)),
+            "frazil.commit-record": tables.journals.path(journals[-1].key),
+        }
+        if len(journals) > 1:
+            summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
+        merge, refused = prepare_merge(tables, journals[0], files), merges.get(prepared_for)
+        if merge is not None:
+            merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
+        return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
 def make_behind(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
@@ -328,79 +351,6 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             yield journal
 
 
-def commit_missing_batches(  # noqa: PLR0913 - the place and the contents of a commit
-    tables: StreamTables,
-    handle: TableHandle,
-    journals: Sequence[Journal],
-    files_of: Callable[[Target, Sequence[Journal]], tuple[StagedFile, ...]],
-    *,
-    target: Target,
-    retry_policy: RetryPolicy,
-    merges: dict[UUID, MergeWriter],
-) -> Marker:
-    """Commit the files of these journals that a table does not have yet, in order.
-
-    Appended batches are committed as one snapshot. Each merged batch gets its own snapshot, because it is merged into
-    the result of the previous batch. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`,
-    and the storage's errors.
-    """
-    while True:
-        table = handle.current()
-        marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-        later = later_journals(marker, journals)
-        if not later:
-            return marker
-        if any(file.content in MERGING_MODES for journal in later for file in journal.staged_for(target)):
-            later = later[:1]
-        commit = _make_commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
-        with suppress(_TableRecreated):
-            commit_snapshots((commit,), retry_policy=retry_policy)
-
-
-def _make_commit(  # noqa: PLR0913 - the place and the contents of a commit
-    tables: StreamTables,
-    handle: TableHandle,
-    journals: Sequence[Journal],
-    files: tuple[StagedFile, ...],
-    *,
-    target: Target,
-    merges: dict[UUID, MergeWriter],
-) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files` to a table.
-
-    `merges` has the last merge that the table refused, if any.
-    """
-    prepared_for = handle.current().metadata.table_uuid
-
-    def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-        marker = require_marker(found, table, tables.stream)
-        if table.metadata.table_uuid != prepared_for:
-            raise _TableRecreated(
-                f"table {target} was recreated during the commit: its rows must be rewritten for the new table"
-            )
-        check_routed_not_rolled_back(table.metadata, marker, table=target)
-        if len(later_journals(marker, journals)) < len(journals):
-            return Done(marker)  # another writer has committed some of these batches: the rest is prepared again
-        if not files_fit(table.metadata, files):
-            raise SchemaIncompatible(
-                f"rows that wait for table {target} were written for a schema or partition spec that the table no "
-                "longer has: make the columns optional that have become required since"
-            )
-        return reduce(_advance, journals, marker)
-
-    summary = {
-        "frazil.operation": "follow",
-        "frazil.records": str(sum(file.records for file in files)),
-        "frazil.commit-record": tables.journals.path(journals[-1].key),
-    }
-    if len(journals) > 1:
-        summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
-    merge, refused = prepare_merge(tables, journals[0], files), merges.get(prepared_for)
-    if merge is not None:
-        merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
-    return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
-
-
 def _advance(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
@@ -422,10 +372,7 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Check that a routed table still has the marker's snapshot in its history.
-
-    Raises RolledBack with advice for this table, because `frazil reset` only resets the default table.
-    """
+    """Check the ancestry of a routed table. Raises RolledBack with advice for this table, which no reset changes."""
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
@@ -439,17 +386,13 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Check that the files of uncommitted batches exist, because a table must never reference a missing file.
-
-    Files of batches that the table has may be missing: a compaction replaced them, or the table was dropped and
-    recreated.
-    """
+    """Check that files of batches that the table does not have exist: it must never reference a missing file."""
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]
     folders = {(is_waiting_file(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
-    stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
-    existing = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
+    stores = {waits: tables.store if waits else tables.store_of(target) for waits, _ in folders}
+    existing = {bare_path(file.path) for waits, folder in folders for file in stores[waits].list_files(folder)}
     if missing := sorted({bare_path(file.path) for file in files} - existing):
         raise CommitUnavailable(
             f"{counted(len(missing), 'file')} with rows for table {target} cannot be found: {missing[:3]}"
@@ -458,10 +401,7 @@ def _check_files_exist(
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
     """Return the journals whose files a table does not have, according to the table's marker."""
-    try:
-        marker = read_marker(table.metadata.properties, tables.stream)
-    except MarkerUnreadable:
-        marker = None
+    marker = try_read_marker(table.metadata.properties, tables.stream)
     return journals if marker is None else later_journals(marker, journals)
 
 

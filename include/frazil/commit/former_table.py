@@ -1,8 +1,7 @@
 """Detects that a stream's table was dropped or renamed, even if another table now has its name.
 
-The marker in the dead-letter table shows it, because it records the stream's own table. A writer writes that marker
-after the own table's marker, and `frazil forget` removes it last. Without the dead-letter table, nothing can be
-detected.
+The marker in the dead-letter table records the own table. It is written after the own table's marker, and `frazil
+forget` removes it last. Without the dead-letter table, nothing can be detected.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return a sentence that says why the stream's own table is no longer in the catalog under its name.
+    """Return a sentence that says why the stream's own table is no longer in the catalog, if so.
 
-    Returns None if the table is in the catalog, or if the stream has never started. `table` is the table that has the
-    name now, if any. Raises the errors of catalog and storage.
+    `table` is the table that has the name now. Raises the errors of catalog and storage.
     """
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
@@ -50,10 +48,7 @@ def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
 
 
 def _wrote(spec: StreamSpec, marker: Marker) -> bool:
-    """Return whether the stream wrote a table of the declared name.
-
-    Markers of earlier versions do not record the table.
-    """
+    """Return whether the stream wrote a table of the declared name. Earlier versions did not record the table."""
     if marker.own_table is None:
         return spec.dead_letters.table is None
     return marker.own_table.name == spec.table.identifier
@@ -69,13 +64,13 @@ def _sentence(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table |
         first, begin = "", "to begin again in a new table"
     else:
         what = (
-            f"table {name} is another table than the one that the stream wrote, up to {epoch} by the marker in "
-            f"{spec.dead_letter_table}: the first was dropped or renamed, and another one created"
+            f"table {name} is not the table that the stream wrote, up to {epoch} by the marker in "
+            f"{spec.dead_letter_table}: that table was dropped or renamed, and another table has its name"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"
     back = _way_back(catalog, spec, marker)
-    return f"{what}. To keep the first, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
+    return f"{what}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
 
 
 def _way_back(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
@@ -89,5 +84,5 @@ def _way_back(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
     except (FrazilError, OSError):
         newest = None
     if newest is None:
-        return f"register its newest metadata file; no file of it is found in {own.location}"
+        return f"register its newest metadata file, which is not in {own.location}"
     return f"register it again: `{registration_command(catalog.name, name, newest.path)}`"

@@ -1,8 +1,13 @@
-"""Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached."""
+"""Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached.
+
+A `Period` limits the commits that an audit covers: its cost depends on the period, not on the table's size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot, Summary
@@ -13,6 +18,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
+HOUR_MS = 3_600_000
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. No commit record contains the time of these events."""
 
@@ -43,10 +49,7 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the snapshots of a stream's batches in the branch, newest first, each with the path of its commit record.
-
-    Leaves out take-overs and resets, which have no commit record because they add no rows.
-    """
+    """Yield a stream's batches in main, newest first: the snapshot, and the path of its commit record."""
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
         record = summary.get("frazil.commit-record") if summary else None
@@ -67,20 +70,15 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when an operator last reset or adopted the stream (ms since 1970).
-
-    Returns None if a writer has taken over since, or if the branch's history shows no such change.
-    """
-    summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
-    newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
-    return newest[0] if newest and newest[1].get("frazil.operation") in {"reset", "adopt"} else None
+    """Return when an operator last reset or adopted the stream; None if a writer has taken over since."""
+    for snapshot in ancestors(metadata):
+        if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
+            return snapshot.timestamp_ms if snapshot.summary.get("frazil.operation") in {"reset", "adopt"} else None
+    return None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the offset ranges that a stream with `on-gap: skip` lost because Kafka had deleted them, newest first.
-
-    Each range is described in a text, and comes with its snapshot.
-    """
+    """Yield the texts that describe offset ranges lost with `on-gap: skip`, with their snapshots, newest first."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -89,10 +87,9 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main. Its `offsets_after` is the table's position.
+    """Return the commit record of the stream's newest batch on main: its `offsets_after` is the table's position.
 
-    Returns None if main provably has no batch of the stream. Raises `RolledBack` if the position is unknown, because
-    the older history has expired or the commit record is missing.
+    None if main provably has no batch of the stream. Raises `RolledBack` if history or record are gone.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -115,10 +112,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 
 
 def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return the first offset of each topic-partition, and the source of these offsets; None without a commit record.
-
-    Reads every commit record.
-    """
+    """Return the first offset of each topic-partition and their source (None without one). Reads all records."""
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
     for record in journals.records():
@@ -130,19 +124,49 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
     """Return the snapshot of the newest merge of replayed dead letters; None if main's history shows no such merge."""
-    return next(
-        (
-            snapshot
-            for snapshot in ancestors(metadata)
-            if (summary := snapshot.summary)
-            and summary.get("frazil.backfill-stream") == stream
-            and merge_counts(summary)
-        ),
-        None,
-    )
+    for snapshot in ancestors(metadata):
+        summary = snapshot.summary
+        if summary and summary.get("frazil.backfill-stream") == stream and merge_counts(summary):
+            return snapshot
+    return None
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
     """Return the counts of a merge from a snapshot's summary; empty for the summary of another program."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A time range `[from_ms, to_ms)` of commits, in ms since 1970. Raises ValueError if it is empty."""
+
+    from_ms: int
+    to_ms: int
+
+    def __post_init__(self) -> None:
+        if self.to_ms <= self.from_ms:
+            raise ValueError("the period ends before it begins")
+
+    def __contains__(self, at_ms: int) -> bool:
+        return self.from_ms <= at_ms < self.to_ms
+
+
+def period_between(begin: datetime, end: datetime) -> Period:
+    """Return the period between two timezone-aware times."""
+    return Period(_ms(begin), _ms(end))
+
+
+def last_period(length: timedelta, now: datetime) -> Period:
+    """Return the period of this length that ends now. Commits in the current millisecond are included."""
+    return Period(_ms(now - length), _ms(now) + 1)
+
+
+def complete_hours(moment: datetime, hours: int = 1) -> Period:
+    """Return the last `hours` full UTC clock hours that ended at or before `moment`."""
+    end_ms = _ms(moment) // HOUR_MS * HOUR_MS
+    return Period(end_ms - hours * HOUR_MS, end_ms)
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -1,9 +1,8 @@
 """The journal: one durable object per batch, written before the commit, and never written in part.
 
-After a crash, the next epoch commits the journal's batch without reading Kafka or writing Parquet again, if the batch
-still starts at the marker's offsets. Otherwise the next epoch discards the journal and its files. The journal of a
-committed batch becomes the commit record to which the snapshot's summary refers. Audits use it, and so do resets after
-a rollback. `fold` packs old commit records into larger objects.
+After a crash, the next epoch commits the batch without Kafka or Parquet if it still starts at the marker's offsets.
+Otherwise it discards the journal and its files. The journal of a committed batch becomes the commit record that the
+snapshot's summary names, for audits and resets. `fold` packs old commit records into larger objects.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from operator import itemgetter
 from typing import Any
 
 from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, split_records
-from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flat, nested
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
@@ -32,9 +31,7 @@ FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
 """Number of newest commit records that are not folded, because recent audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""The content that closes the key of a batch: the batch must never be committed, and its files are (or will be)
-deleted.
-"""
+"""The content that closes a batch's key: the batch must never be committed, and its files will be deleted."""
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
@@ -53,10 +50,9 @@ class Journal:
     files: tuple[StagedFile, ...]
     """The files for all tables; `StagedFile.target` names the table of a file."""
     newest_dead_letters: BatchKey | None
-    """The batch with the newest dead letters in the dead-letter table when this batch was staged.
+    """The batch with the newest dead letters when this batch was staged, or `NO_DEAD_LETTERS`.
 
-    `NO_DEAD_LETTERS` if the table had no dead letters. None in a journal of an earlier version, which did not check for
-    new dead letters.
+    None in a journal of an earlier version, which did not check for new dead letters.
     """
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
@@ -120,9 +116,9 @@ class Journal:
                 "letters-seen": self.newest_dead_letters,
                 # For a downgrade only: versions of frazil without `letters-seen` read this floor.
                 "dead-letter-floor": {},
-                "idle": nested(dict.fromkeys(self.idle, 1)),
-                "offsets-after": nested(self.offsets_after),
-                "leader-epochs": nested(self.leader_epochs),
+                "idle": nest_by_topic(dict.fromkeys(self.idle, 1)),
+                "offsets-after": nest_by_topic(self.offsets_after),
+                "leader-epochs": nest_by_topic(self.leader_epochs),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
@@ -147,6 +143,7 @@ class Journal:
 
     @classmethod
     def _from_json(cls, raw: Mapping[str, Any]) -> Journal:
+        windows = raw.get("windows")
         return cls(
             stream=raw["stream"],
             key=BatchKey(raw["epoch"], raw["batch"]),
@@ -156,22 +153,18 @@ class Journal:
             progress=tuple(RangeProgress(**p) for p in raw["progress"]),
             files=tuple(StagedFile.from_json(f) for f in raw["files"]),
             newest_dead_letters=BatchKey(*raw["letters-seen"]) if raw.get("letters-seen") else None,
-            idle=frozenset(flat(raw["idle"])),
-            offsets_after=flat(raw["offsets-after"]),
-            leader_epochs=flat(raw.get("leader-epochs", {})),
+            idle=frozenset(flatten_topics(raw["idle"])),
+            offsets_after=flatten_topics(raw["offsets-after"]),
+            leader_epochs=flatten_topics(raw.get("leader-epochs", {})),
             transaction=LastTransaction(*raw.get("transaction", ())),
             # Journals of earlier versions count no rows, or late rows only.
-            windows=_parse_counts(raw.get("windows")),
+            windows=None if windows is None else {int(start): rows for start, rows in windows.items()},
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
             without_columns=raw.get("without-columns", 0),
             other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )
-
-
-def _parse_counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
-    return None if raw is None else {int(start): rows for start, rows in raw.items()}
 
 
 class Unusable(Enum):
@@ -186,14 +179,12 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    The writer that staged a batch writes the journal once. A later epoch may close the batch's key with `void`. A
-    folded record can still be read by its former path and key.
+    A journal is written once; a later epoch may close its key with `void`. Folded records keep path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self.store = store
         self.state = state_location
-        """The folder of the stream's state next to its tables, including the journals."""
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
 
@@ -208,11 +199,7 @@ class JournalStore:
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an unused key, so that a suspended writer can no longer write a journal there.
-
-        Returns False if the key already has a journal. Files may be deleted only if no journal names them, now or
-        later.
-        """
+        """Close an unused key, so that no suspended writer can write a journal there. Returns whether it is closed."""
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
@@ -221,7 +208,7 @@ class JournalStore:
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
         """Return the batch's journal, or the reason why it cannot be used for this stream, table and key."""
-        data = self._get(key)
+        data = self._load(self.path(key))
         if data is None:
             return Unusable.ABSENT
         if data == VOID:
@@ -236,24 +223,20 @@ class JournalStore:
 
     def read(self, path: str) -> Journal | None:
         """Return the commit record at a path from a snapshot's summary; None if it is missing or unreadable."""
+        return _parse_journal(self._load(path))
+
+    def _load(self, path: str) -> bytes | None:
         data = self.store.get(path)
         if data is None and (key := parse_key(path)) is not None:
             data = self._folded.get(key)
-        return _parse_journal(data)
-
-    def _get(self, key: BatchKey) -> bytes | None:
-        data = self.store.get(self.path(key))
-        return self._folded.get(key) if data is None else data
+        return data
 
     def keys(self) -> list[BatchKey]:
         """Return the keys of the journals that are not folded, in order. Ignores objects with other names."""
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of all commit records; None if there are none.
-
-        `keys` are the keys of the journals that are not folded.
-        """
+        """Return the oldest key of all records, if any. `keys` are the keys of the journals that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
@@ -272,9 +255,7 @@ class JournalStore:
         return max(epochs, default=0)
 
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Yield every readable journal and folded record in key order, including journals that are not committed
-        yet.
-        """
+        """Yield each readable journal and folded record in key order, also of uncommitted batches."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -296,12 +277,12 @@ class JournalStore:
     ) -> Iterator[int]:
         """Fold the oldest commit records, and yield the number of records in each new object.
 
-        Safe at any time, from any process, while a writer runs, and when interrupted, because batches up to the
-        marker's `settled` are final. The newest `keep` records stay separate because they are read often. Damaged and
-        foreign objects stay separate too, and so do journals of discarded batches, which the next start removes.
+        Safe at any time, from any process, even if interrupted: batches up to the marker's `settled` are final. The
+        newest `keep` records stay separate because they are read often, and so do damaged and foreign objects and
+        journals of discarded batches.
 
-        `forgotten` returns whether the marker was removed. If so, `forget` may have listed the objects to delete before
-        the last folded object was written, so `fold` deletes that object.
+        If `forgotten` returns True, the marker was removed, and `forget` may have listed the objects before the last
+        one was written: `fold` deletes that object.
         """
         settled = [
             key
@@ -324,10 +305,7 @@ class JournalStore:
             yield len(group)
 
     def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Return the keys of journals that are not folded yet.
-
-        Deletes journals that an interrupted fold has already folded.
-        """
+        """Return the keys that are not folded yet. Deletes journals that an interrupted fold has already folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)

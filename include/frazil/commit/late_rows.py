@@ -1,9 +1,8 @@
 """Counts late rows: rows that were added to a window after the window was signalled.
 
-A signal has the number of its window's rows at one snapshot. The table's cursor names the last commit that signals have
-counted. Rows that a later commit adds to a signalled window are late. Late rows can come from delayed records,
-backfills, records that are read again, other streams, other engines, or a branch. The summary of a frazil commit has
-its number of rows per window, so most commits need only the summary. For other commits, the files are read.
+The table's cursor names the last commit that signals have counted. Late rows come from delayed records, backfills,
+records that are read again, other streams or engines, or a branch. The summary of a frazil commit has its number of
+rows per window; for other commits, the files are read.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ WINDOWS = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """Return the summary entry with the number of a commit's rows per window.
-
-    Empty if the numbers are unknown, or if there are too many windows for a summary.
-    """
+    """Return the summary entry with a commit's rows per window; empty if they are unknown or too many."""
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
@@ -36,10 +32,9 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of late rows per window start (microseconds since 1970).
+    """Return the number of late rows per window start (us since 1970), by event time in `column`.
 
-    These are the rows that commits after the cursor added to signalled windows. Empty without a cursor, because no
-    window is signalled yet. `column` is the event-time column.
+    Late rows are those that commits after the cursor added to signalled windows. Empty without a cursor.
     """
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
@@ -67,6 +62,6 @@ def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    """Return the number of a commit's rows per window start, from its summary; None if the summary does not have it."""
+    """Return the number of a commit's rows per window start; None if the summary does not have it."""
     text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

@@ -13,21 +13,14 @@ from typing import Any, Self
 
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    DEFAULT_READ_VERSION,
-    MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestFile,
-    ManifestListWriterV2,
-)
+from pyiceberg.manifest import DEFAULT_READ_VERSION, MANIFEST_LIST_FILE_SCHEMAS, ManifestFile, ManifestListWriterV2
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.avro_encodings import AvroEncoding, PreparedAvroFile
+from frazil.commit.manifest_writing import AvroEncoding, PreparedAvroFile
 from frazil.table.recent import Recent
 
 MAX_CACHED = 32
-"""Maximum number of cached lists. A stream needs the lists of its tables and open branch before and after a commit, and
-the lists of failed attempts.
-"""
+"""Enough for the tables and open branch of a stream, before and after a commit, and for failed attempts."""
 
 
 @dataclass(slots=True)
@@ -55,33 +48,36 @@ _cache = Recent[dict[str, _ListEntry]](MAX_CACHED)
 """Manifests with their encoded entries: by the path of the manifest list, then by the path of the manifest."""
 
 
-def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
+def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
     """Return all manifests of a snapshot, in the order of its manifest list."""
-    return [listed.manifest for listed in _list_entries(snapshot, file_io).values()]
+    return [entry.manifest for entry in _list_entries(snapshot, file_io).values()]
+
+
+def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
+    """Return the manifests that list live files. Readers would open the other manifests for nothing."""
+    manifests = read_manifests(snapshot, file_io) if snapshot else []
+    return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
 
 def add_manifests(
     writer: ListWriter, manifests: Iterable[ManifestFile], *, snapshot: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write a snapshot's manifests as one block of its list.
-
-    Entries encoded for the parent snapshot's list are reused.
-    """
+    """Write a snapshot's manifests as one block of its list. Reuses entries encoded for the parent's list."""
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer
-    listed = {}
+    entries = {}
     for manifest in manifests:
-        one = before.get(manifest.manifest_path) or _ListEntry(writer.prepare_manifest(manifest))
-        if one.encoded is None:
+        entry = before.get(manifest.manifest_path) or _ListEntry(writer.prepare_manifest(manifest))
+        if entry.encoded is None:
             buffer = io.BytesIO()
-            write_record.write(BinaryEncoder(buffer), one.manifest)
-            one.encoded = buffer.getvalue()
-        listed[manifest.manifest_path] = one
-    if listed:
+            write_record.write(BinaryEncoder(buffer), entry.manifest)
+            entry.encoded = buffer.getvalue()
+        entries[manifest.manifest_path] = entry
+    if entries:
         avro.writer = _Verbatim()  # type: ignore[assignment]
-        avro.write_block([one.encoded for one in listed.values()])  # type: ignore[misc]
-    _cache.keep(snapshot.manifest_list, listed)
+        avro.write_block([entry.encoded for entry in entries.values()])  # type: ignore[misc]
+    _cache.keep(snapshot.manifest_list, entries)
 
 
 class _Verbatim:
@@ -92,8 +88,8 @@ class _Verbatim:
 
 
 def _list_entries(snapshot: Snapshot, file_io: FileIO) -> dict[str, _ListEntry]:
-    known = _cache.get(snapshot.manifest_list)
-    if known is None:
-        known = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
-    _cache.keep(snapshot.manifest_list, known)
-    return known
+    entries = _cache.get(snapshot.manifest_list)
+    if entries is None:
+        entries = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
+    _cache.keep(snapshot.manifest_list, entries)
+    return entries

@@ -1,6 +1,6 @@
 """Builds one update of a table with a marker: a snapshot of main and, if commits are aligned, one of the open branch.
 
-The update's requirements cover both branches.
+The update's requirements cover both branches. Also removes branches.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemovePropertiesUpdate,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
     SetPropertiesUpdate,
     TableUpdate,
 )
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.adoption import forgotten_property
-from frazil.commit.branch_end import BranchEnd
+from frazil.commit.history import ancestors
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import Marker, open_branch, property_name, read_marker
@@ -34,15 +38,14 @@ from frazil.commit.swap import Change, Done, TableCommit, TableHandle, Written, 
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.table.branches import head_of
+from frazil.table.storage import open_store
+from frazil.table.tables import may_delete_files
 
 M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
-"""The summary key for the head of the open branch at the time of a commit.
-
-After a rollback of main, a reset restores the open branch to this head.
-"""
+"""The summary key for the open branch's head. After a rollback of main, a reset restores the branch to it."""
 
 
 @dataclass(slots=True)
@@ -59,7 +62,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next round. It sets `marker`, or removes the stream's marker if `marker` is None.
+        """Return the change for the next round, which sets or (None) removes the marker.
 
         Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
         """
@@ -74,10 +77,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches.
-
-        Repeated in each round, because the files that leave or stay on the open branch may have changed.
-        """
+        """Prepare the snapshots of both branches, in each round: the files that leave or stay may have changed."""
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -109,26 +109,23 @@ class MarkedUpdate:
     def _branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the open branch's head after the change (None if it is removed), and the updates that produce this
-        head.
-        """
+        """Return the open branch's head after the change (None if it is removed), and the updates."""
         name = open_branch(self.stream)
         if change.ends:
             return None, self._branch_end().updates(table)
         if not (change.joins or change.leaves) and change.base == found:
             return found, ()
         base = Base(change.stays, change.leaves, change.base.summary if change.base else None)
-        writer = SnapshotWriter(change.joins, branch=name, base=base, apart=change.apart, ahead=1)
+        writer = SnapshotWriter(
+            change.joins, branch=name, base=base, manifest_key=change.manifest_key, earlier_snapshots=1
+        )
         self.written.append(writer)
         summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN}
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
         return prepared.snapshot, prepared.updates
 
     def _branch_end(self) -> BranchEnd:
-        """Return the removal of the open branch and its snapshots.
-
-        Includes snapshots that the branch had before a reset moved it back.
-        """
+        """Return the removal of the branch, and of snapshots that it had before a reset moved it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             summary = snapshot.summary
@@ -137,15 +134,13 @@ class MarkedUpdate:
                 ALIGN,
             )
 
-        end = BranchEnd(open_branch(self.stream), removes_too=of_the_branch)
+        end = BranchEnd(open_branch(self.stream), also_removes=of_the_branch)
         self.written.append(end)
         return end
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""Takes a table and its current marker. Returns the next marker, or `Done` with the result if nothing must be
-written.
-"""
+"""Returns the next marker for a table and its marker, or `Done` with the result if nothing must be written."""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
@@ -173,10 +168,9 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns, with a snapshot that adds `files` or the result of `merge`.
+    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`.
 
-    `branch_change` returns which files join the stream's open branch and which files leave it. Without it, all files
-    are added to main.
+    `branch_change` returns how files join and leave the open branch. Without it, main gets all files.
     """
     update = MarkedUpdate(tables.stream, files, merge)
 
@@ -195,10 +189,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """Return the merge of the files that a batch staged for one table; None if the files are simply added.
-
-    Raises SpecError if the declared mode has changed since the batch was staged.
-    """
+    """Return the merge of a batch's files, if they need one. Raises SpecError if the declared mode has changed."""
     merging = tables.merging
     staged = tuple(file for file in files if file.content in MERGING_MODES)
     if not staged:
@@ -214,10 +205,7 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """Return the marker's position as entries of a snapshot's summary, for users and other tools.
-
-    The entries stay small for any number of partitions.
-    """
+    """Return summary entries with the marker's position, for users. Their size does not grow with partitions."""
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),
@@ -238,3 +226,62 @@ def iso_utc(us: int) -> str:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:
         return f"{us} us"
+
+
+@dataclass(slots=True)
+class BranchEnd:
+    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used.
+
+    The summary of a snapshot that stayed would count files that main now has as added. Iceberg's incremental clean-up
+    (up to version 1.9, for tables with one branch) would delete these files together with the snapshot.
+    """
+
+    branch: str
+    also_removes: Callable[[Snapshot], bool] = lambda _: False
+    """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
+    removed_ids: frozenset[int] = field(default=frozenset())
+    waste: frozenset[str] = field(default=frozenset())
+    """Paths of the manifests and manifest lists that are unused once the snapshots in `removed_ids` are removed."""
+
+    @property
+    def undecided(self) -> bool:
+        return bool(self.waste)
+
+    def updates(self, table: Table) -> tuple[TableUpdate, ...]:
+        """Return the updates that remove the branch, and its snapshots that no other branch or tag has."""
+        metadata = table.metadata
+        self.removed_ids, self.waste = frozenset(), frozenset()
+        if self.branch not in metadata.refs:
+            return ()
+        own = {s.snapshot_id for s in ancestors(metadata, self.branch)}
+        elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
+        own |= {s.snapshot_id for s in metadata.snapshots if self.also_removes(s)}
+        gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
+        # A branch or tag that began here may share manifests, so none of them is deleted.
+        if own.isdisjoint(elsewhere):
+            self.removed_ids = frozenset(s.snapshot_id for s in gone)
+            self.waste = frozenset(_manifest_paths(gone, table.io))
+        removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
+        return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
+
+    def delete_unused(self, table: Table) -> None:
+        """Delete the unused manifests, unless the removal did not land, or a snapshot of the branch was tagged."""
+        if not may_delete_files(table.properties) or any(
+            s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
+        ):
+            return
+        waste, self.waste = sorted(self.waste), frozenset()
+        if waste:
+            open_store(waste[0], table.io.properties).delete(waste)
+
+
+def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
+    """Return the requirement that the branch is unchanged, or still missing."""
+    head = head_of(table.metadata, branch)
+    return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
+
+
+def _manifest_paths(snapshots: list[Snapshot], io: FileIO) -> set[str]:
+    """Return the paths of manifest lists and manifests. Reads in parallel: a day has over a thousand commits."""
+    listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
+    return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from frazil.errors import MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Span, TopicPartition
 
+T = TypeVar("T")
+
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Maximum number of epochs whose last batch the marker keeps. They take at most 3 KB.
-
-After this many restarts, the files of a discarded batch have long been deleted.
-"""
+"""Maximum number of epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
 
 
 class BatchKey(NamedTuple):
@@ -85,10 +85,7 @@ class Marker:
     open_snapshot_id: int | None = None
     """The head of the stream's open branch; None if the stream has no open branch (`commit.align: none`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the partition leaders that served the records at the offsets.
-
-    They reveal that a log was truncated and has grown again. Empty in markers of earlier versions.
-    """
+    """The epochs of the leaders that served the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record after losing the record that was read."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -136,10 +133,7 @@ class Marker:
         )
 
     def fate(self, key: BatchKey) -> Fate:
-        """Return whether a batch of an earlier epoch was committed.
-
-        An epoch commits its batches in order, so the table has all batches up to the epoch's last committed batch.
-        """
+        """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
         if not self.batches or key.epoch < min(self.batches):
             return Fate.UNKNOWN
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
@@ -152,9 +146,9 @@ class Marker:
                 "epoch": self.at.epoch,
                 "batch": self.at.batch,
                 "settled": self.settled,
-                "offsets": nested(self.offsets),
-                "max-event-times-us": nested(self.max_event_times_us),
-                "idle": nested(dict.fromkeys(self.idle, 1)),
+                "offsets": nest_by_topic(self.offsets),
+                "max-event-times-us": nest_by_topic(self.max_event_times_us),
+                "idle": nest_by_topic(dict.fromkeys(self.idle, 1)),
                 "watermark-us": self.watermark_us,
                 "cluster-id": self.source.cluster_id,
                 "topic-ids": dict(self.source.topic_ids),
@@ -162,11 +156,11 @@ class Marker:
                 "sequence-number": self.sequence_number,
                 "batches": dict(sorted(self.batches.items())),
                 **({} if self.open_snapshot_id is None else {"open-snapshot-id": self.open_snapshot_id}),
-                **({"leader-epochs": nested(self.leader_epochs)} if self.leader_epochs else {}),
-                **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
-                **({"landed": nested(self.landed)} if self.landed else {}),
+                **({"leader-epochs": nest_by_topic(self.leader_epochs)} if self.leader_epochs else {}),
+                **({"rewritten": nest_by_topic(self.rewritten)} if self.rewritten else {}),
+                **({"landed": nest_by_topic(self.landed)} if self.landed else {}),
                 **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
-                **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
+                **({"given-up": nest_by_topic(self.given_up)} if self.given_up else {}),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
                 **({"own-table": self.own_table} if self.own_table else {}),
@@ -188,19 +182,19 @@ class Marker:
                 stream=stream,
                 at=BatchKey(raw["epoch"], raw["batch"]),
                 settled=BatchKey(*raw["settled"]) if raw["settled"] else None,
-                offsets=flat(raw["offsets"]),
+                offsets=flatten_topics(raw["offsets"]),
                 source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
-                max_event_times_us=flat(raw["max-event-times-us"]),
-                idle=frozenset(flat(raw["idle"])),
+                max_event_times_us=flatten_topics(raw["max-event-times-us"]),
+                idle=frozenset(flatten_topics(raw["idle"])),
                 watermark_us=raw["watermark-us"],
                 snapshot_id=raw["snapshot-id"],
                 sequence_number=raw["sequence-number"],
                 batches={int(epoch): batch for epoch, batch in raw["batches"].items()},
                 open_snapshot_id=raw.get("open-snapshot-id"),
-                leader_epochs=flat(raw.get("leader-epochs", {})),
-                rewritten=_spans(raw.get("rewritten", {})),
-                landed=flat(raw.get("landed", {})),
-                given_up=_spans(raw.get("given-up", {})),
+                leader_epochs=flatten_topics(raw.get("leader-epochs", {})),
+                rewritten=_parse_spans(raw.get("rewritten", {})),
+                landed=flatten_topics(raw.get("landed", {})),
+                given_up=_parse_spans(raw.get("given-up", {})),
                 adopted_rows=raw.get("adopted-rows", 0),
                 transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
@@ -214,10 +208,7 @@ class Marker:
 
 
 def open_branch(stream: str) -> str:
-    """Return the name of the open branch, where rows of open windows wait with `commit.align: watermark`.
-
-    These rows lie below the marker's offsets, but are not in main.
-    """
+    """Return the name of the branch where rows below the offsets wait with `commit.align: watermark`."""
     return f"frazil-open-{stream}"
 
 
@@ -231,36 +222,33 @@ def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
     return None if text is None else Marker.from_property(stream, text)
 
 
-def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return `{(topic, partition): n}` as nested JSON, sorted so that equal markers have equal text."""
-    out: dict[str, dict[str, int]] = {}
-    for (topic, partition), value in sorted(values.items()):
-        out.setdefault(topic, {})[str(partition)] = value
-    return out
+def try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
+    """Return the stream's marker from a table's properties; None if it does not exist or is unreadable."""
+    try:
+        return read_marker(properties, stream)
+    except MarkerUnreadable:
+        return None
 
 
-def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    """Convert a mapping from `nested` back to `{(topic, partition): n}`."""
-    return {
-        (topic, int(partition)): int(value)
-        for topic, partitions in values.items()
-        for partition, value in partitions.items()
-    }
+def nest_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
+    """Return `{(topic, partition): value}` as nested JSON, sorted so that equal markers have equal text."""
+    nested: dict[str, dict[str, T]] = {}
+    for (topic, partition), value in sorted(values.items(), key=itemgetter(0)):
+        nested.setdefault(topic, {})[str(partition)] = value
+    return nested
 
 
-def _nested_spans(values: Mapping[TopicPartition, tuple[Span, ...]]) -> dict[str, dict[str, Any]]:
-    out: dict[str, dict[str, Any]] = {}
-    for (topic, partition), spans in sorted(values.items()):
-        out.setdefault(topic, {})[str(partition)] = spans
-    return out
+def flatten_topics(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    """Convert a mapping of integers from `nest_by_topic` back to `{(topic, partition): n}`."""
+    return {tp: int(value) for tp, value in _flat_items(values)}
 
 
-def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tuple[Span, ...]]:
-    return {
-        (topic, int(partition)): tuple((start, end) for start, end in spans)
-        for topic, partitions in values.items()
-        for partition, spans in partitions.items()
-    }
+def _parse_spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tuple[Span, ...]]:
+    return {tp: tuple((start, end) for start, end in spans) for tp, spans in _flat_items(values)}
+
+
+def _flat_items(values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[TopicPartition, Any]]:
+    return (((topic, int(part)), value) for topic, parts in values.items() for part, value in parts.items())
 
 
 def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
@@ -269,18 +257,12 @@ def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) ->
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """Return the first marker of a stream.
-
-    It names no earlier epochs, so their journals are never committed.
-    """
+    """Return a stream's first marker. Journals of earlier epochs, which it does not name, are never committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the source's current identity.
-
-    Ids of topics that are no longer read are kept if the cluster is the same.
-    """
+    """Return the current identity. In the same cluster, ids of topics that are no longer read are kept."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -299,22 +281,15 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the end offset of a table's current records, for topics whose deleted records may still have rows in it.
+    """Return the ends of a table's current records, for topic-partitions that were recreated or truncated.
 
-    These are topic-partitions that were recreated or truncated. `marker` is this table's marker; `main` is the marker
-    of the stream's main table, which resets change.
+    `marker` is this table's marker; `main` is the main table's, which resets change.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all streams that committed to the table and were not forgotten, by stream.
-
-    The streams need not be declared. Raises `MarkerUnreadable`.
-    """
-    return {
-        name.removeprefix(PROPERTY_PREFIX): Marker.from_property(name.removeprefix(PROPERTY_PREFIX), text)
-        for name, text in properties.items()
-        if name.startswith(PROPERTY_PREFIX)
-    }
+    """Return the markers of all streams of the table, declared or not, by stream. Raises `MarkerUnreadable`."""
+    streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
+    return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

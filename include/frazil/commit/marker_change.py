@@ -1,7 +1,6 @@
-"""Changes of a marker by operators: reset, adopt and forget. Each is a compare-and-swap with an empty snapshot.
+"""Changes of a marker by operators: reset, adopt, forget and give up. Also writes a routed table's first marker.
 
-As in every commit, the marker changes only in one update with a snapshot of the branch. The snapshot's requirement
-fences a running writer.
+Each change is a compare-and-swap with an empty snapshot, whose requirement fences a running writer.
 
 A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or if an operator
 moved the open branch, the reset restores the branch to keep these rows.
@@ -18,10 +17,11 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.adoption import row_count
-from frazil.commit.existing_dead_letters import dead_letter_ends
+from frazil.commit.committer import dead_letter_ends
+from frazil.commit.followers import NO_BATCH
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
-from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
+from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate, commit_marker
 from frazil.commit.marker import (
     BatchKey,
     Marker,
@@ -31,20 +31,17 @@ from frazil.commit.marker import (
     open_branch,
     property_name,
     read_marker,
+    try_read_marker,
 )
-from frazil.commit.open_branch import BranchChange, files_of, release_waiting_files
-from frazil.commit.reset import (
-    NO_OFFSETS,
-    BeforeReset,
-    Offsets,
-    is_rolled_back,
-    marker_after_reset,
-)
-from frazil.commit.settle import highest_epoch
+from frazil.commit.open_branch import BranchChange, read_files, release_waiting_files
+from frazil.commit.reset import NO_OFFSETS, BeforeReset, Offsets, is_rolled_back, marker_after_reset
+from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
-from frazil.commit.sweep import bare_path, batch_folders, referenced
+from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
+from frazil.commit.waiting_files import Note, load_note, write_note
 from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
+from frazil.ingest.contract import Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
@@ -55,18 +52,12 @@ log = logging.getLogger(__name__)
 
 
 def reset(
-    tables: StreamTables,
-    *,
-    target: Offsets,
-    source: SourceIdentity,
-    seen: BeforeReset,
-    cut: Offsets = NO_OFFSETS,
+    tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: BeforeReset, cut: Offsets = NO_OFFSETS
 ) -> Marker:
     """Move the stream to the offsets `target` and the next epoch, in all tables.
 
-    `cut` maps each topic-partition whose log was truncated before the stream's position to the offset of the
-    truncation. If a journal is not committed yet, the next start commits it if it begins at `target`, and otherwise
-    discards it. Raises `WriterBusy` if the marker has changed since it was read.
+    `cut` has the offsets at which logs were truncated before the stream's position. The next start commits an open
+    journal only if it begins at `target`. Raises `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
@@ -93,26 +84,20 @@ def reset(
 
 
 def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Delete the files of a removed open branch, whose records are read again. Keeps files that a snapshot needs."""
+    """Delete files of a removed open branch that no snapshot needs. Their records are read again."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
-        needed = referenced(table)
+        needed = referenced_paths(table)
         tables.store.delete([path for path in files if bare_path(path) not in needed])
 
 
 def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Write the epoch to the dead-letter table, with offsets after every record that was ever read.
-
-    Works even if the dead-letter table was rolled back or its marker is unreadable.
-    """
+    """Write the epoch to the dead-letter table, even a damaged one, with offsets after all records ever read."""
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
     def move(table: Table) -> Marker:
-        try:
-            before = read_marker(table.metadata.properties, tables.stream)
-        except MarkerUnreadable:
-            before = None
+        before = try_read_marker(table.metadata.properties, tables.stream)
         known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
         topics = source
@@ -143,21 +128,18 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, then its objects under `state`. Returns the number of removed
-    objects.
+    """Remove the stream's markers from all tables, then its objects under `state`. Returns their number.
 
-    Rows are kept, and rows of open windows move to main. Staged files that no table references become orphans, which
-    `frazil orphans` deletes. As soon as the first marker is removed, a writer of the stream is fenced on any host.
-    Commit records of a former table in the folder are kept. Raises TableLost, before any change, if another table has
-    the same folder.
+    From the first marker on, a writer is fenced on any host. Rows are kept; those of open windows move to main.
+    Unreferenced staged files become orphans. Commit records of a former table in the folder are kept. Raises TableLost,
+    before any change, if another table has the same folder.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
         raise TableLost(
-            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}, "
-            f"so the commit records of stream {tables.stream!r} in this folder may belong to the other table. If the "
-            "catalog was replaced, configure the right catalog. If the other table was dropped, delete its metadata by "
-            "hand"
+            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}. "
+            f"The commit records of stream {tables.stream!r} in this folder may belong to that table. If the catalog "
+            "was replaced, configure the right catalog. If that table was dropped, delete its metadata by hand"
         )
 
     def waiting_to_main(table: Table) -> BranchChange | None:
@@ -186,11 +168,9 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Set the marker that `decide` returns, or remove the marker if it returns None, in one swap with an empty
-    snapshot.
+    """Set the marker that `decide` returns, or (None) remove it, with an empty snapshot, unless it is set already.
 
-    `branch_change` changes the stream's open branch. Does nothing if the table already has that marker. Unlike a
-    writer's commits, this also works if the marker is unreadable.
+    `branch_change` changes the open branch. Unlike a writer's commits, this works if the marker is unreadable.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -212,10 +192,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch in markers, journals, staged files and snapshots; 0 if there is none.
-
-    Staged files and snapshots are searched only if a marker is unreadable.
-    """
+    """Return the highest epoch, or 0. If a marker is unreadable, staged files and snapshots are searched."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:
@@ -223,18 +200,14 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
     for target, handle in tables.targets.items():
         table = handle.current()
         found |= {key.epoch for key, _ in batch_folders(tables.store_of(target), table, tables.stream)}
-        for snapshot in ancestors(table.metadata):
-            summary = snapshot.summary
-            if summary and summary.get("frazil.stream") == tables.stream:
-                found.add(int(summary.get("frazil.epoch") or 0))
+        found |= epochs_in_summaries(ancestors(table.metadata), tables.stream)
     return max(found, default=0)
 
 
 def open_branch_after_reset(
     table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch for a stream that continues at the offsets `target`; None if no branch
-    exists.
+    """Return the change of the open branch for a stream that continues at `target`; None without a branch.
 
     Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
     """
@@ -255,14 +228,11 @@ def open_branch_after_reset(
     manifests = base.manifests(table.io)
     again = [m for m in manifests if _read_again(_commit_records(m, table, tables), target, source)]
     stays = tuple(m for m in manifests if m not in again)
-    return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
+    return BranchChange(base, stays, read_files(again, table.io), drops=True, ends=not stays)
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the id of the open branch's head that matches main's current state.
-
-    None if this head is unknown, or if the branch did not exist then.
-    """
+    """Return the id of the open branch's head that matches main's state; None if there was none, or unknown."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -274,24 +244,75 @@ def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool
 
 
 def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """Return the commit records of the batches that have files in a manifest; None for each missing record.
-
-    The batch keys are taken from the files' staging folders.
-    """
-    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
+    """Return the records of the batches that staged a manifest's files; None for each missing record."""
+    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in read_files([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Return whether the stream will read all of these batches again, because they begin at or after the new position.
-
-    False for a batch that begins before the new position and ends after it: its later rows are written twice, as for
-    such batches in main.
-    """
+    """Return whether the stream reads all of these batches again: none begins before the new position."""
     return bool(records) and all(
         record is not None
         and bool(at := keep_same_topics(target, source, record.source))
         and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
         for record in records
+    )
+
+
+def write_first_marker(
+    tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
+) -> None:
+    """Write a table's first marker, before any file is staged for the table.
+
+    It covers all batches of the default table, or those before `before`, the first one with waiting rows.
+    """
+    first = _up_to_date_marker(default_marker)
+    if before is not None:
+        starts = {p.topic_partition: p.start for p in before.progress}
+        settled = BatchKey(before.key.epoch, before.key.batch - 1)
+        first = dataclasses.replace(first, settled=settled, offsets={**first.offsets, **starts})
+
+    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
+        return first if found is None else Done(found)
+
+    commit_marker(tables, handle, decide, summary={"frazil.operation": "follow"})
+
+
+def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
+    """Discard a table's waiting rows up to the batch of `default_marker`, so that commits to it resume.
+
+    Accepts a rollback, and batches that the default table does not have. Safe while a writer runs: what it commits
+    meanwhile stays. Raises the same errors as `swap`.
+    """
+
+    def decide(table: Table) -> Marker:
+        before = try_read_marker(table.metadata.properties, tables.stream)
+        now = tables.marker()  # read after the routed table, so it is never behind that table's marker
+        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, default_marker):
+            return _up_to_date_marker(default_marker)
+        return before.with_snapshots(-1, -1, open_snapshot_id=None)
+
+    change_marker(tables, tables.handle(target), decide, operation="give-up")
+
+
+def give_up_waiting_rows(tables: StreamTables, target: Target, default_marker: Marker) -> None:
+    """Discard the rows that wait for a missing table. If the table is created later, it only gets later batches."""
+    note = load_note(tables, target) or Note(target, None, "the rows for this table were discarded")
+    write_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
+
+
+def is_ahead(table: Marker, default_marker: Marker) -> bool:
+    """Return whether a table has batches that the default table, recreated or forgotten, does not have."""
+    return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
+
+
+def _up_to_date_marker(default_marker: Marker) -> Marker:
+    return Marker(
+        default_marker.stream,
+        default_marker.at,
+        settled=default_marker.settled or NO_BATCH,
+        offsets=dict(default_marker.offsets),
+        source=default_marker.source,
+        batches=dict(default_marker.batches),
     )

@@ -35,7 +35,6 @@ class Member:
     value: str | None
     """The value for which the table template created the table; None for a table that the route names."""
     location: str
-    """The table's folder."""
     uuid: str | None = None
     """The table's UUID; None if an earlier version wrote this record."""
 
@@ -49,7 +48,7 @@ def member_names(tables: StreamTables) -> set[Target]:
     return list_targets(tables.store, _folder(tables))
 
 
-def member_of(tables: StreamTables, target: Target) -> Member | None:
+def read_member(tables: StreamTables, target: Target) -> Member | None:
     """Return the record of a table that the route has had; None if the table was never in the route."""
     data = tables.store.get(_path(tables, target))
     try:
@@ -69,13 +68,11 @@ def forget_member(tables: StreamTables, target: Target) -> None:
 
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the waiting journals that a missing table had not committed, according to its newest remaining metadata
-    file.
+    """Return the waiting journals that a missing table's newest remaining metadata does not have.
 
-    Returns all waiting journals if this is unknown: the table was purged, or an earlier version did not record its
-    UUID.
+    Returns all if this is unknown: the table was purged, or an earlier version did not record its UUID.
     """
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     newest = None if member is None else newest_remaining_metadata(tables, member)
     try:
         marker = None if newest is None else read_marker(newest.properties, tables.stream)
@@ -97,15 +94,14 @@ def newest_remaining_metadata(tables: StreamTables, member: Member) -> Metadata 
 
 
 def find_renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
-    """Return the name that a renamed table has in the catalog now; None if it is not found.
+    """Return the current name of a renamed table; None if it is not found.
 
-    Only names of tables that the route has had are tried, and `named`: tables in the current declaration to which no
-    writer may have written yet.
+    Tries tables that the route has had, and those in the declaration (`named`), to which no writer may have written.
     """
     if member.uuid is None:
         return None
     known = member_names(tables)
-    others = in_parallel(partial(member_of, tables), sorted(known - {member.target}))
+    others = in_parallel(partial(read_member, tables), sorted(known - {member.target}))
     had = [other.target for other in others if other and other.uuid == member.uuid]
     for name in (*had, *sorted({*named} - known)):
         try:

@@ -1,12 +1,10 @@
 """Plans a merge: selects the table's files that may contain the keys of a batch's changes, and divides them into tasks.
 
-If some partition fields depend only on the key, changes and files are grouped by the values of these fields. The row of
-a change is then in a partition of the change's group. So a task with whole groups inserts the keys that its files do
-not have. A group far larger than a task's share is split into several tasks. Each of them gets some of the group's
-files and all of its changes. A last task inserts the changes that none of these tasks matched.
+Changes and files are grouped by the partition fields that depend only on the key, so a change and its row are in one
+group. A task with whole groups inserts the keys that its files do not have. A group far larger than a task's share is
+split: each task gets all changes and some files, and a last task inserts what none of them matched.
 
-Manifests are selected from the manifest list alone. Files are selected by their partition and by the bounds of their
-key columns.
+Manifests are selected from the manifest list, files by their partition and the bounds of their key columns.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from pyiceberg.conversions import from_bytes, to_bytes
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.expressions.visitors import inclusive_projection, manifest_evaluator
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
@@ -29,22 +27,22 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
+from pyiceberg.types import PrimitiveType, UUIDType
 
-from frazil.commit.manifest_lists import manifests_of
+from frazil.commit.manifest_lists import live_manifests
 from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
 """The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
 SPLIT_BYTES = 64 * 2**20
-"""Minimum size in bytes of a group that is split. For a smaller group, the second round of tasks would cost more than
-the split saves.
-"""
+"""Minimum size of a group that is split. For less, a second round of tasks would cost more than it saves."""
 
+F = TypeVar("F", StagedFile, TableFile)
 Values = tuple[Any, ...]
 """The values of the partition fields that depend only on the key."""
 Bounds = tuple[tuple[Any, Any], ...]
@@ -70,7 +68,7 @@ class MergePlan:
     """The tasks of a merge against one snapshot."""
 
     tasks: tuple[MergeTask, ...]
-    inserting: tuple[InsertTask, ...]
+    insert_tasks: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
     """The live entries of the manifests that may list files of the tasks, by the path of the manifest."""
     manifests: Sequence[ManifestFile]
@@ -78,14 +76,12 @@ class MergePlan:
     bins: Mapping[Values, int]
     """The task index of each group that is not split."""
 
+    def live_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
+        return self.read.get(manifest.manifest_path, ())
+
 
 def plan_merge(
-    table: Table,
-    changes: Sequence[StagedFile],
-    rules: MergeRules,
-    *,
-    parallelism: int,
-    before: MergePlan | None = None,
+    table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
     """Plan the merge of change files into the table's newest snapshot.
 
@@ -94,14 +90,14 @@ def plan_merge(
     """
     check_format(table)
     head = head_of(table.metadata)
-    manifests = [m for m in manifests_of(head, table.io) if _is_live(m)] if head else []
+    manifests = live_manifests(head, table.io)
     if not changes:
         return MergePlan((), (), {}, manifests, {})
     wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
-    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_hold(m)}
+    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_list(m)}
     groups = _groups(wanted, manifests, read)
-    tasks, inserting, bins = _divide(groups, parallelism, before.bins if before else {})
-    return MergePlan(tasks, inserting, read, manifests, bins)
+    tasks, insert_tasks, bins = _divide(groups, parallelism, before.bins if before else {})
+    return MergePlan(tasks, insert_tasks, read, manifests, bins)
 
 
 def check_format(table: Table, declared: str = "mode: upsert") -> None:
@@ -124,10 +120,6 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
     return table.schema().select(*key)
 
 
-def _is_live(manifest: ManifestFile) -> bool:
-    return manifest.has_added_files() or manifest.has_existing_files()
-
-
 class _ChangeIndex:
     """The groups, key bounds and partition values of a batch's changes. They select the manifests and files to read."""
 
@@ -141,7 +133,7 @@ class _ChangeIndex:
         self._key = key
         spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
         sources = {field_id for field_id, _ in self._kinds}
-        self.decided = [
+        self.key_fields = [
             position
             for position, part in enumerate(spec.fields)
             if part.source_id in sources and not isinstance(part.transform, VoidTransform)
@@ -149,30 +141,22 @@ class _ChangeIndex:
         self._types = _partition_types(spec, table)
         self.groups: dict[Values, list[StagedFile]] = defaultdict(list)
         for file in changes:
-            self.groups[self._decided_of(file.partition)].append(file)
-        self.boxes = {values: self._box(files) for values, files in self.groups.items()}
-        self.box = self._box(changes)
+            self.groups[self._group_values(file.partition)].append(file)
+        self.group_bounds = {values: self._key_bounds(files) for values, files in self.groups.items()}
+        self.bounds = self._key_bounds(changes)
         self._evaluators: dict[int, Any] = {}
 
-    def _decided_of(self, partition: PartitionKey) -> Values:
-        return tuple(
-            None if (text := partition[i]) is None else from_bytes(self._types[i], base64.b64decode(text))
-            for i in self.decided
-        )
+    def _group_values(self, partition: PartitionKey) -> Values:
+        return tuple(_decode(self._types[i], partition[i]) for i in self.key_fields)
 
-    def values_of(self, file: DataFile) -> Values | None:
+    def group_values(self, file: DataFile) -> Values | None:
         """Return the group values of a file of the table; None for a file of another partition spec."""
-        return tuple(_plain_value(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
+        return tuple(_plain_value(file.partition[i]) for i in self.key_fields) if file.spec_id == self.spec_id else None
 
-    def _box(self, files: Iterable[StagedFile]) -> Bounds:
-        return tuple(
-            _bounds_of_files(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files])
-            if has_certain_bounds(kind)
-            else (None, None)
-            for i, kind in self._kinds
-        )
+    def _key_bounds(self, files: Sequence[StagedFile]) -> Bounds:
+        return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
-    def may_hold(self, manifest: ManifestFile) -> bool:
+    def may_list(self, manifest: ManifestFile) -> bool:
         """Return whether a manifest may list files with the changes' keys, according to its partition summaries."""
         if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
             return False
@@ -184,56 +168,42 @@ class _ChangeIndex:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """The values of each partition field that depends only on the key: whether null is one, and the others in
-        order.
-        """
-        columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
+        """The values of each field that depends only on the key, sorted, and whether null is one."""
+        columns = [set(column) for column in zip(*self.groups, strict=True)]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
     def _in_summaries(self, manifest: ManifestFile) -> bool:
         summaries = manifest.partitions
         if not summaries:
             return True
-        for position, (null, values) in zip(self.decided, self._sorted_values, strict=True):
+        for position, (null, values) in zip(self.key_fields, self._sorted_values, strict=True):
             summary, kind = summaries[position], self._types[position]
             if null and summary.contains_null:
                 continue
             if summary.lower_bound is None or summary.upper_bound is None:
                 return False  # all of its values are null
-            place = bisect_left(values, from_bytes(kind, summary.lower_bound))
-            if place == len(values) or values[place] > from_bytes(kind, summary.upper_bound):
+            index = bisect_left(values, from_bytes(kind, summary.lower_bound))
+            if index == len(values) or values[index] > from_bytes(kind, summary.upper_bound):
                 return False
         return True
 
     @cached_property
     def _filter(self) -> BooleanExpression:
-        """A filter for the rows whose key lies within the bounds of all changes."""
-        found: BooleanExpression = AlwaysTrue()
-        for column, (smallest, greatest) in zip(self._key.fields, self.box, strict=True):
-            if smallest is not None and greatest is not None:
-                found = And(
-                    found,
-                    GreaterThanOrEqual(term=column.name, value=smallest),
-                    LessThanOrEqual(term=column.name, value=greatest),
-                )
-        return found
+        """A filter for rows within the bounds of all changes' keys."""
+        rows: BooleanExpression = AlwaysTrue()
+        for column, bounds in zip(self._key.fields, self.bounds, strict=True):
+            if None not in bounds:
+                rows = And(rows, rows_between(column, *bounds))
+        return rows
 
-    def overlaps(self, file: DataFile, box: Bounds) -> bool:
+    def overlaps(self, file: DataFile, bounds: Bounds) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-        for (field_id, kind), (smallest, greatest) in zip(self._kinds, box, strict=True):
+        for (field_id, kind), (smallest, greatest) in zip(self._kinds, bounds, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
                 return False
             if smallest is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < smallest:
                 return False
         return True
-
-
-def has_certain_bounds(kind: IcebergType) -> bool:
-    """Return whether all engines order a column's values in the same way.
-
-    False for UUIDs: Java compares the halves of a UUID as signed numbers.
-    """
-    return not isinstance(kind, UUIDType)
 
 
 def _plain_value(value: Any) -> Any:
@@ -242,7 +212,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Return the types of a spec's partition values, from the newest schema that has all of the spec's columns."""
+    """Return the types of a spec's partition values in the newest schema with all of its columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -251,21 +221,21 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
     return []
 
 
-def _bounds_of_files(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
-    """Return the minimum and maximum of several files' bounds. Each is None if it is unknown for some file."""
-    ends: list[list[Any]] = [
-        [None if text is None else from_bytes(kind, base64.b64decode(text)) for text in side]
-        for side in zip(*bounds, strict=True)
-    ]
-    lower, upper = ends or ([], [])
+def _decode(kind: PrimitiveType, text: str | None) -> Any:
+    return None if text is None else from_bytes(kind, base64.b64decode(text))
+
+
+def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile]) -> tuple[Any, Any]:
+    """Return the minimum and maximum of a column in staged files. Each is None if it is unknown for some file."""
+    if isinstance(kind, UUIDType):  # engines order UUIDs differently: Java compares the halves as signed numbers
+        return None, None
+    lower = [_decode(kind, f.lower_bounds.get(field_id)) for f in files]
+    upper = [_decode(kind, f.upper_bounds.get(field_id)) for f in files]
     return None if None in lower else min(lower, default=None), None if None in upper else max(upper, default=None)
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a predicate: whether a manifest of the spec may list files with rows that match the filter.
-
-    Returns None if columns of the spec no longer exist.
-    """
+    """Return a predicate for manifests that may list matching rows; None if columns of the spec no longer exist."""
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
     return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
@@ -292,24 +262,23 @@ def _groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
     deletes = _index_deletes(wanted.table, manifests, read)
-    found: dict[Values, list[TableFile]] = defaultdict(list)
-    apart: list[TableFile] = []
-    layouts = PartitionKeys(wanted.table)
+    by_group: dict[Values, list[TableFile]] = defaultdict(list)
+    of_any_group: list[TableFile] = []
+    keys = PartitionKeys(wanted.table)
     for manifest in manifests:
         if manifest.content is not ManifestContent.DATA:
             continue
         for entry in read.get(manifest.manifest_path, ()):
             file = entry.data_file
-            values = wanted.values_of(file)
-            box = wanted.box if values is None else wanted.boxes.get(values)
-            if box is None or not wanted.overlaps(file, box):
+            values = wanted.group_values(file)
+            bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
+            if bounds is None or not wanted.overlaps(file, bounds):
                 continue
-            one = _table_file(entry, deletes, layouts)
-            (apart if values is None else found[values]).append(one)
-    if apart:  # these files may have keys of any group
-        files = [*apart, *(file for files in found.values() for file in files)]
+            (of_any_group if values is None else by_group[values]).append(_table_file(entry, deletes, keys))
+    if of_any_group:
+        files = [*of_any_group, *(file for files in by_group.values() for file in files)]
         return [_Group((), wanted.changes, files)]
-    return [_Group(values, tuple(files), found.get(values, [])) for values, files in wanted.groups.items()]
+    return [_Group(values, tuple(files), by_group.get(values, [])) for values, files in wanted.groups.items()]
 
 
 class PartitionKeys:
@@ -331,7 +300,6 @@ class PartitionKeys:
 def _index_deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
-    """Index the position deletes of the partitions whose manifests were read."""
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
@@ -359,7 +327,12 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
             f"{file.file_path} is not a Parquet file, and a stream with mode: upsert can read only Parquet. "
             "Compact the table with the engine that wrote the file, then start again"
         )
-    found = deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition)
+    return make_table_file(
+        file, deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition), keys
+    )
+
+
+def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: PartitionKeys) -> TableFile:
     path = file.file_path.encode()
     return TableFile(
         path=file.file_path,
@@ -368,13 +341,13 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
         spec_id=file.spec_id,
         partition=keys.for_file(file),
         deletes=tuple(
-            DeleteFile(d.file_path, d.record_count, alone=path_bounds(d) == (path, path))
-            for d in sorted(found, key=lambda d: d.file_path)
+            DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
+            for d in sorted(deletes, key=lambda d: d.file_path)
         ),
     )
 
 
-def path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
+def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
     return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
 
 
@@ -384,7 +357,11 @@ def _divide(
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
-    pieces = [(g, files) for g in large for files in split_files(g.files, share)]
+    pieces = [
+        (g, files)
+        for g in large
+        for files in split_files(g.files, min(len(g.files), max(2, round(sum(f.bytes for f in g.files) / share))))
+    ]
     bins = _assign_bins(whole, max(1, parallelism - len(pieces)), before)
     tasks: list[MergeTask] = []
     for number in sorted(set(bins.values())):
@@ -397,18 +374,17 @@ def _divide(
         after[group.values].append(number)
         tasks.append(MergeTask(number, group.paths, sort_files(files), inserts=False))
         number += 1
-    inserting = tuple(InsertTask(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
-    return tuple(tasks), inserting, bins
+    insert_tasks = tuple(InsertTask(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
+    return tuple(tasks), insert_tasks, bins
 
 
 def sort_files(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
     return tuple(sorted(files, key=lambda f: f.path))
 
 
-def split_files(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
-    """Split a group's files into lists, each with about `share` bytes."""
-    count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
-    pieces: list[list[TableFile]] = [[] for _ in range(count)]
+def split_files(files: Sequence[F], count: int) -> list[list[F]]:
+    """Split files into `count` lists, with about the same number of bytes in each."""
+    pieces: list[list[F]] = [[] for _ in range(count)]
     sizes = [0] * count
     for file in sorted(files, key=lambda f: (-f.bytes, f.path)):
         smallest = sizes.index(min(sizes))
@@ -418,11 +394,7 @@ def split_files(files: Sequence[TableFile], share: float) -> list[list[TableFile
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
-    """Return the bin (task index) of each group.
-
-    A group keeps the bin that it had in the plan `before`. The other groups are assigned to the emptiest bin, the
-    heaviest group first.
-    """
+    """Return each group's bin (task index): as in the plan `before`, or else the emptiest, heaviest first."""
     bins: dict[Values, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

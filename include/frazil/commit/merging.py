@@ -9,20 +9,18 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 from frazil.commit.late_rows import windows_summary
-from frazil.commit.manifest_writing import metadata_folder, write_with_removals
 from frazil.commit.merge_plan import MergePlan
 from frazil.commit.mode import UPSERTS, MergingMode, merge_rules, merging_mode
-from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
+from frazil.commit.snapshot import Prepared, SnapshotWriter, base_without
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
@@ -55,9 +53,9 @@ class MergeConfig:
     """Returns the number of tasks that run in parallel."""
     mode: MergingMode = UPSERTS
 
-    def staged(self, table: Table, *, folder: str) -> TargetTable:
+    def staging_target(self, table: Table, *, folder: str) -> TargetTable:
         """Return the table description with which files are staged for a table of the stream."""
-        return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
+        return self.mode.staging_target(target_table(table, folder=folder), self.rules(table).key)
 
 
 def merge_config(
@@ -72,12 +70,9 @@ def merge_config(
 class _Attempt:
     writer: SnapshotWriter
     files: Collection[str]
-    """The paths of the files in the attempt's results."""
     head: Snapshot | None
-    """Main's head at the time of the attempt."""
     folder: str
     reported: Mapping[str, str]
-    """The entries for the snapshot's summary."""
 
 
 @dataclass(slots=True)
@@ -104,10 +99,7 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt; its snapshot is empty if the merge changes nothing.
-
-        Raises SchemaIncompatible, and the errors of running the tasks.
-        """
+        """Return the next attempt; an empty snapshot if nothing changes. Also raises the tasks' errors."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
         if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
@@ -115,10 +107,7 @@ class MergeWriter:
         return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
-        """Return the context of the tasks, with the newest credentials.
-
-        Results stay valid if only the context's credentials change.
-        """
+        """Return the tasks' context with the newest credentials, which do not change the tasks' results."""
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
@@ -126,51 +115,37 @@ class MergeWriter:
         if key not in self._folders:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
-        return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
+        return MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
 
     def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
-        self._plan = plan = self._make_plan(table, context.rules)
-        self._run(context, plan.tasks)
-        self._run(context, self._inserting(context, plan))
-        results = self._results_of(plan, context)
+        mode, parallelism = self.merging.mode, self.merging.parallelism()
+        self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
+        results = self._run(context, plan.tasks)
+        results += self._run(context, _insert_tasks(plan, results))
         files = tuple(file for result in results for file in result.files)
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
-        gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
-        if self.merging.mode.adopts:
-            files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
-            gone = set()  # none of them was in the table
-        snapshot_id = table.metadata.new_snapshot_id()
-        base = _base_with_removals(gone, plan, table, head, snapshot_id) if gone else None
+        removed = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
+        if mode.adds_staged_files:
+            files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in removed)
+            removed = set()  # none of them was in the table
+        snapshot_id, base = table.metadata.new_snapshot_id(), None
+        if removed:
+            base = base_without(removed, plan.manifests, plan.live_entries, table=table, snapshot_id=snapshot_id)
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
         reported = self._summary_counts(results, context.rules)
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
         self.attempts.append(attempt)
         return attempt
 
-    def _make_plan(self, table: Table, rules: MergeRules) -> MergePlan:
-        parallelism = self.merging.parallelism()
-        return self.merging.mode.plan(table, self.changes, rules, parallelism=parallelism, before=self._plan)
-
-    def _run(self, context: MergeContext, tasks: Iterable[MergeTask]) -> None:
+    def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
+        """Return the results of the tasks. Runs only tasks that have no result yet."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:
-            found = self.merging.run(context, missing)
-            self._results.update({(folder, task): result for task, result in zip(missing, found, strict=True)})
-
-    def _inserting(self, context: MergeContext, plan: MergePlan) -> list[MergeTask]:
-        by_index = {task.index: self._results[context.target.folder, task] for task in plan.tasks}
-        found = []
-        for last in plan.inserting:
-            maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
-            matched = BitMap64.union(*maps) if maps else None
-            found.append(last.task(matched.serialize() if matched else b""))
-        return found
-
-    def _results_of(self, plan: MergePlan, context: MergeContext) -> list[MergeResult]:
-        tasks = [*plan.tasks, *self._inserting(context, plan)]
-        return [self._results[context.target.folder, task] for task in tasks]
+            results = self.merging.run(context, missing)
+            self._results.update({(folder, task): result for task, result in zip(missing, results, strict=True)})
+        return [self._results[folder, task] for task in tasks]
 
     def _summary_counts(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
         counts = sum((result.counts for result in results), Counts())
@@ -178,7 +153,7 @@ class MergeWriter:
         for result in results:
             windows.update(result.windows)
         by_window = {} if rules.window_us is None else windows_summary(windows)
-        return {**self.merging.mode.counted(counts), **by_window}
+        return {**self.merging.mode.summary_counts(counts), **by_window}
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
@@ -186,18 +161,26 @@ class MergeWriter:
         needed = {path for attempt in self.attempts if attempt.writer.undecided for path in attempt.files}
         waste = {file.path for result in self._results.values() for file in result.files} - needed
         if waste:
-            waste -= _added_since(min((_first_sequence_number(a) for a in self.attempts), default=0), table)
+            heads = [attempt.head for attempt in self.attempts]
+            first = min((1 + (head.sequence_number or 0) if head else 1 for head in heads), default=0)
+            waste -= _added_since(first, table)
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
 
 
-def _first_sequence_number(attempt: _Attempt) -> int:
-    return 1 + ((attempt.head.sequence_number or 0) if attempt.head else 0)
+def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[MergeTask]:
+    """Return the tasks of the last round, which insert what the tasks with these results did not match."""
+    by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
+    tasks = []
+    for last in plan.insert_tasks:
+        maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
+        matched = BitMap64.union(*maps) if maps else None
+        tasks.append(last.task(matched.serialize() if matched else b""))
+    return tasks
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:
-    """Return the paths of all files in the manifests that have this sequence number or a higher one."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
@@ -206,23 +189,3 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
         if manifest.sequence_number >= sequence_number
     }
     return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
-
-
-def _base_with_removals(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
-    """Return the manifests that the snapshot keeps. Manifests that list removed files are rewritten."""
-    stays: list[ManifestFile] = []
-    written: list[ManifestFile] = []
-    left: list[DataFile] = []
-    for manifest in plan.manifests:
-        entries = plan.read.get(manifest.manifest_path, ())
-        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in gone]
-        if not leaving:
-            stays.append(manifest)
-            continue
-        path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
-        written.append(write_with_removals(gone, manifest, entries, path=path, table=table, snapshot_id=snapshot_id))
-        stays.append(written[-1])
-        left += leaving
-    if missing := gone - {file.file_path for file in left}:
-        raise ValueError(f"a merge replaced files that its plan did not have: {sorted(missing)}")
-    return Base(stays, left, head.summary if head else None, written)

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import chunks, given_up
+from frazil.commit.backfill_records import committed_chunks, targets_given_up
 from frazil.commit.followers import (
     Behind,
     Followers,
@@ -35,32 +35,32 @@ Remedy = Callable[[Target], "str | None"]
 """Returns a sentence that says why a table is missing in the catalog and what to do; None if this is unknown."""
 
 
-def tables_behind(tables: StreamTables, default_marker: Marker, remedy: Remedy = lambda _: None) -> list[Behind]:
-    """Return the routed tables that are missing rows, ordered by name. Loads the tables and commits nothing."""
-    return tables_behind_among(tables, default_marker, Followers.load(tables, default_marker).waiting, remedy)
-
-
-def tables_behind_among(
-    tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], remedy: Remedy
+def tables_behind(
+    tables: StreamTables,
+    default_marker: Marker,
+    waiting: Mapping[Target, list[Journal]] | None = None,
+    remedy: Remedy = lambda _: None,
 ) -> list[Behind]:
-    """Return which of the tables with `waiting` batches are missing rows. Loads these tables in parallel."""
+    """Return which tables with `waiting` batches (by default, all) are missing rows, by name. Commits nothing."""
+    if waiting is None:
+        waiting = Followers.load(tables, default_marker).waiting
 
-    def step(item: tuple[Target, list[Journal]]) -> Behind | None:
+    def check(item: tuple[Target, list[Journal]]) -> Behind | None:
         return _check_table(tables, default_marker, *item, remedy)
 
-    return [found for found in in_parallel(step, sorted(waiting.items())) if found] if waiting else []
+    return [behind for behind in in_parallel(check, sorted(waiting.items())) if behind] if waiting else []
 
 
 def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: Remedy
 ) -> Behind | None:
     journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
-    is_well, gone = False, None
+    is_loaded, gone = False, None
     try:
         table = tables.handle(target).refresh()
         marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
         check_routed_not_rolled_back(table.metadata, marker, table=target)
-        journals, is_well = later_journals(marker, waiting), True
+        journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
         note = load_note(tables, target) if all_files_wait(tables, waiting, target) else None
         reason = explain_error(error, tables.stream, target) if note is None else note.reason
@@ -71,22 +71,21 @@ def _check_table(
             journals = [*journals_never_committed(tables, target, waiting)]
     if not journals:
         return None
-    only_last = is_well and [journal.key for journal in journals] == [default_marker.settled]
+    only_last = is_loaded and [journal.key for journal in journals] == [default_marker.settled]
     return dataclasses.replace(make_behind(target, journals, reason), only_last=only_last, gone=gone)
 
 
 def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[Behind]:
-    """Return the routed tables that are missing rows of the last published backfill or replay. Commits nothing.
+    """Return the routed tables that are missing rows of the last published backfill. Commits nothing.
 
-    `loaded` has tables that are already loaded; others are loaded if necessary. Once the dead-letter table also records
-    the end of the backfill, all tables have its rows, and no table is loaded.
+    Loads tables that are not in `loaded`, except if the dead-letter table also records the end of the backfill.
     """
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
-    gone = given_up(tables.journals, backfill.id)
+    gone = targets_given_up(tables.journals, backfill.id)
     staged = defaultdict[Target, list[Journal]](list)
-    for journal in chunks(tables.journals, backfill):
+    for journal in committed_chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
     command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"
@@ -99,10 +98,7 @@ def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]
 
 
 def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
-    """Return the dead-letter table's properties; empty if that table is lost.
-
-    Without these properties, each routed table is checked for the rows.
-    """
+    """Return the dead-letter table's properties. If it is lost, routed tables are checked for the rows."""
     try:
         return tables.dead_letters.current().properties
     except TableLost:
@@ -130,10 +126,7 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
 def first_missing_batch(
     tables: StreamTables, default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch whose rows a routed table is missing; None if it has all rows.
-
-    Compares the table's `marker` with the default table's marker.
-    """
+    """Return the first batch that a routed table is missing, from both markers; None if it has all rows."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

@@ -31,7 +31,6 @@ Plan = Callable[..., MergePlan]
 """A function with the signature of `plan_merge` and `plan_repeats`."""
 METRICS = "write.metadata.metrics."
 REPEATED = "frazil.repeated"
-"""The summary key for the number of a batch's rows that were dropped as repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +38,20 @@ class MergingMode:
     """A mode in which staged files are merged into the table by their commit."""
 
     content: Content
-    """The content type of the mode's staged files."""
     declared: str
     """The setting in the stream's declaration that selects the mode."""
-    staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
+    staging_target: Callable[[TargetTable, tuple[str, ...]], TargetTable]
     """Returns the table description with which files are staged, for a table and its key."""
     plan: Plan
     """Returns the tasks that merge staged files into the table's newest snapshot."""
-    adopts: bool
+    adds_staged_files: bool
     """Whether the commit adds staged files to the table, except those that the merge rewrites."""
-    counted: Callable[[Counts], Mapping[str, str]]
+    summary_counts: Callable[[Counts], Mapping[str, str]]
     """Converts the counts of a merge to entries of the commit's summary."""
 
 
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-    """Return the layout of change files: unsorted, with bounds of the key columns only, in the table's partitions."""
+    """Return the layout of change files: unsorted, with bounds of the key columns only."""
     schema = change_schema(Schema.model_validate_json(table.schema_json), key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
     bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
@@ -69,10 +67,10 @@ def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
 UPSERTS = MergingMode(
     content="changes",
     declared="mode: upsert",
-    staged=_change_layout,
+    staging_target=_change_layout,
     plan=plan_merge,
-    adopts=False,
-    counted=lambda counts: {
+    adds_staged_files=False,
+    summary_counts=lambda counts: {
         f"frazil.{name}": str(getattr(counts, name))
         for name in ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
     },
@@ -81,17 +79,14 @@ UPSERTS = MergingMode(
 DEDUPLICATES = MergingMode(
     content="candidates",
     declared="dedupe",
-    staged=lambda table, _: dataclasses.replace(table, content="candidates"),
+    staging_target=lambda table, _: dataclasses.replace(table, content="candidates"),
     plan=plan_repeats,
-    adopts=True,
-    counted=lambda counts: {REPEATED: str(counts.repeated)},
+    adds_staged_files=True,
+    summary_counts=lambda counts: {REPEATED: str(counts.repeated)},
 )
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
-"""The merging modes, by the content type of their staged files.
-
-Files of any other content type are added to the table unchanged.
-"""
+"""The merging modes, by content type of staged files. Files of other types are added unchanged."""
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
@@ -100,9 +95,7 @@ def merging_mode(spec: StreamSpec) -> MergingMode | None:
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules for merging the stream's changes or finding its repeats, with the table's current column
-    names.
-    """
+    """Return the rules for merging the stream's changes or finding its repeats in this table."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(

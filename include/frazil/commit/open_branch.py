@@ -9,12 +9,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestFile
-from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -45,62 +44,41 @@ class BranchChange:
     drops: bool = False
     """Whether files that leave the branch are dropped instead of moving to main."""
     ends: bool = False
-    """Whether the branch is removed."""
-    apart: Callable[[StagedFile], str] = lambda _: ""
+    manifest_key: Callable[[StagedFile], str] = lambda _: ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeField:
+class _TimeField(NamedTuple):
     """The index of the event-time field in a partition spec, and the duration of one partition."""
 
     position: int
     length_us: int
 
-    @classmethod
-    def find(cls, spec: PartitionSpec, source_id: int) -> TimeField | None:
-        for position, field in enumerate(spec.fields):
-            if field.source_id == source_id and isinstance(field.transform, HourTransform | DayTransform):
-                grain = Grain.HOUR if isinstance(field.transform, HourTransform) else Grain.DAY
-                return cls(position, grain.us)
-        return None
-
-    def start_us(self, value: bytes | None) -> int | None:
-        """Return the start of a time partition (microseconds since 1970) from its serialised value; None for null.
-
-        Iceberg serialises the value as hours or days since 1970.
-        """
-        return None if value is None else int(from_bytes(IntegerType(), value)) * self.length_us
+    def span(self, value: bytes | None) -> tuple[int, int] | None:
+        """Return the start and length of a partition in microseconds. `value` is its serialised hours or days."""
+        return None if value is None else (int(from_bytes(IntegerType(), value)) * self.length_us, self.length_us)
 
 
-@dataclass(frozen=True, slots=True)
 class _TimeFields:
     """The event-time field of each of a table's partition specs that has one."""
 
-    fields: dict[int, TimeField]
+    def __init__(self, metadata: TableMetadata, column: str) -> None:
+        source_id = metadata.schema().find_field(column).field_id
+        self.fields: dict[int, _TimeField] = {}
+        for spec_id, spec in metadata.specs().items():
+            for position, field in enumerate(spec.fields):
+                if field.source_id == source_id and isinstance(field.transform, HourTransform | DayTransform):
+                    grain = Grain.HOUR if isinstance(field.transform, HourTransform) else Grain.DAY
+                    self.fields.setdefault(spec_id, _TimeField(position, grain.us))
 
-    @classmethod
-    def from_metadata(cls, metadata: TableMetadata, column: str) -> _TimeFields:
-        source = metadata.schema().find_field(column).field_id
-        found = {spec_id: TimeField.find(spec, source) for spec_id, spec in metadata.specs().items()}
-        return cls({spec_id: field for spec_id, field in found.items() if field})
-
-    def span_of_file(self, file: StagedFile) -> tuple[int, int] | None:
-        """Return the start and length of a file's time partition in microseconds; None if the file has no time
-        partition.
-        """
+    def file_span(self, file: StagedFile) -> tuple[int, int] | None:
+        """Return the start and length of a file's time partition in microseconds; None without one."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
-        return self._span(field, None if text is None else base64.b64decode(text))
+        return field.span(base64.b64decode(text)) if field and text is not None else None
 
-    def span_of_manifest(self, manifest: ManifestFile) -> tuple[int, int] | None:
+    def manifest_span(self, manifest: ManifestFile) -> tuple[int, int] | None:
         field = self.fields.get(manifest.partition_spec_id)
-        summary = manifest.partitions[field.position] if field and manifest.partitions else None
-        return self._span(field, summary.lower_bound if summary else None)
-
-    @staticmethod
-    def _span(field: TimeField | None, value: bytes | None) -> tuple[int, int] | None:
-        start_us = field.start_us(value) if field else None
-        return None if field is None or start_us is None else (start_us, field.length_us)
+        return field.span(manifest.partitions[field.position].lower_bound) if field and manifest.partitions else None
 
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
@@ -108,8 +86,8 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
-    times = _TimeFields.from_metadata(table.metadata, column)
-    spans = [times.span_of_manifest(manifest) for manifest in head.manifests(table.io)]
+    times = _TimeFields(table.metadata, column)
+    spans = [times.manifest_span(manifest) for manifest in head.manifests(table.io)]
     return min((span[0] for span in spans if span), default=None)
 
 
@@ -118,14 +96,11 @@ def check_aligned(
 ) -> None:
     """Check that no file spans several windows: the table must be partitioned by event time at least as finely.
 
-    Raises `SchemaIncompatible` if the table is not partitioned like this now, and `StaleBatch` if it was not when the
-    files were staged.
+    Raises `SchemaIncompatible`, or `StaleBatch` if only the files were staged before that.
     """
     if align is None:
         return
-    fine = {
-        i for i, f in _TimeFields.from_metadata(metadata, align.column).fields.items() if f.length_us <= align.grain.us
-    }
+    fine = {i for i, f in _TimeFields(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
             f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
@@ -135,50 +110,40 @@ def check_aligned(
         )
     if any(file.spec_id not in fine for file in files):
         raise StaleBatch(
-            f"a batch for table {table} was staged before the table had its partitions; it is staged again"
+            f"a batch for table {table} was staged before the table's partitioning changed; the batch is staged again"
         )
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which of a batch's files join the open branch, and which waiting files move to main.
-
-    `marker` is the marker after the batch.
-    """
+    """Return which files of a batch join the open branch, and which leave it. `marker` is that after the batch."""
     head = head_of(table.metadata, open_branch(marker.stream))
-    times = _TimeFields.from_metadata(table.metadata, align.column)
+    times = _TimeFields(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
 
     def waits(span: tuple[int, int] | None) -> bool:
         return span is not None and align.waits(*span, watermark_us=marker.watermark_us, newest_us=newest_us)
 
     manifests = head.manifests(table.io) if head else []
-    stays, leaves = _split(manifests, lambda m: waits(times.span_of_manifest(m)))
-    joins, to_main = _split(files, lambda f: waits(times.span_of_file(f)))
+    stays, leaves = _split(manifests, lambda m: waits(times.manifest_span(m)))
+    joins, to_main = _split(files, lambda f: waits(times.file_span(f)))
     return BranchChange(
-        head, stays, files_of(leaves, table.io), joins, to_main, apart=lambda f: str(times.span_of_file(f))
+        head, stays, read_files(leaves, table.io), joins, to_main, manifest_key=lambda f: str(times.file_span(f))
     )
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Return the change that moves all waiting files to main and removes the open branch.
-
-    `files` are added to main too.
-    """
+    """Return the change that moves all waiting files and `files` to main and removes the open branch."""
     head = head_of(table.metadata, open_branch(stream))
-    leaves = files_of(head.manifests(table.io) if head else (), table.io)
+    leaves = read_files(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
 
 
-def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """Return the files in the manifests.
-
-    Reads the manifests in parallel, because one day of commits has more than a thousand.
-    """
+def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
+    """Return the files in the manifests. Reads in parallel: a day has over a thousand manifests."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Split the items into the items that `first` accepts and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

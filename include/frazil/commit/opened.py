@@ -52,10 +52,9 @@ class _ReadOnlyDeadLetters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes.
+    """Open the stream's tables for changes. Creates a missing dead-letter table, but does not evolve the table.
 
-    Creates a missing dead-letter table, but does not evolve the stream's table. Raises SpecError if the stream's table
-    was never created. Raises TableLost if the table is no longer in the catalog, or if another table has its name.
+    Raises SpecError if the table was never created, and TableLost if it was lost or replaced.
     """
     return open_named(spec, _load_table(spec))
 
@@ -79,10 +78,7 @@ def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for reading. Creates and changes nothing.
-
-    Raises the same errors as `open_stream`. If the dead-letter table is missing, its first use raises TableLost.
-    """
+    """Open the stream's tables for reading; creates nothing. Raises TableLost on use of a lost dead-letter table."""
     table = _load_table(spec)
     opened = _open(spec, {"main": table})
     targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}

@@ -1,22 +1,19 @@
 """Plans the search for repeats (`dedupe`): selects the table's files with possible repeats, and divides them into
 tasks.
 
-Only rows near the batch in event time are read. Iceberg's scan planning finds their files, from the table's partitions
-and the bounds of event time and key. Each task of the first round gets some of these files, and all keys of the batch.
-Each task of the last round takes some of the batch's own files.
+Iceberg's scan planning finds the files with rows near the batch in event time. Each task of the first round gets some
+of these files, and all keys of the batch. Each task of the last round takes some of the batch's own files.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
 
-from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Or
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
 
@@ -26,24 +23,22 @@ from frazil.commit.merge_plan import (
     MergePlan,
     PartitionKeys,
     check_format,
-    has_certain_bounds,
+    column_bounds,
     key_schema,
-    path_bounds,
+    make_table_file,
     sort_files,
     split_files,
 )
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.merge.contract import MergeRules, MergeTask, TableFile
 from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
 SHARE_BYTES = 32 * 2**20
-"""Approximate maximum size in bytes of the files that one task of the last round rewrites. Each of these tasks reads
-the keys of the whole batch.
-"""
+"""Approximate size of the files that a task of the last round rewrites. Each task reads the batch's keys."""
 
 Span = tuple[int, int]
 
@@ -56,39 +51,22 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks that compare a batch's staged files with the table's newest snapshot to find repeats.
-
-    Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.
-    """
+    """Plan the tasks that find repeats. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
     check_format(table, "dedupe")
     key_schema(table, rules.key)
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
     files = _files_near(table, staged, rules)
     weight = sum(file.bytes for file in files)
-    count = max(1, min(parallelism, len(files), weight // SPLIT_BYTES + 1))
-    pieces = split_files(files, weight / count) if count > 1 else [files] if files else []
+    pieces = split_files(files, min(len(files), max(1, min(parallelism, weight // SPLIT_BYTES + 1))))
     tasks = tuple(MergeTask(n, paths, sort_files(piece), inserts=False) for n, piece in enumerate(pieces))
     after = tuple(task.index for task in tasks)
-    shares = _divide_staged(staged, max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1)))
+    count = max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1))
+    shares = [tuple(sorted(f.path for f in share)) for share in split_files(staged, min(count, len(staged)))]
     last = tuple(InsertTask(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
     return MergePlan(tasks, last, {}, (), {})
 
 
-def _divide_staged(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
-    """Divide the paths of the staged files among the tasks of the last round, with about the same bytes for each
-    task.
-    """
-    shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
-    sizes = [0] * len(shares)
-    for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
-        smallest = sizes.index(min(sizes))
-        shares[smallest].append(file.path)
-        sizes[smallest] += file.bytes
-    return [tuple(sorted(share)) for share in shares]
-
-
 def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
-    """Return the table's files that may have a row near one of the batch's rows in event time."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)
@@ -103,7 +81,7 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
 
 
 def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    """Return a filter for rows whose event time is near the batch and whose keys are within the batch's bounds."""
+    """Return a filter for rows near the batch in event time whose keys are within its bounds."""
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
@@ -125,21 +103,17 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
             spans.append((smallest, greatest))
     while len(spans) > MAX_SPANS:
         gaps = [after[0] - before[1] for before, after in pairwise(spans)]
-        place = gaps.index(min(gaps))
-        spans[place : place + 2] = [(spans[place][0], spans[place + 1][1])]
+        index = gaps.index(min(gaps))
+        spans[index : index + 2] = [(spans[index][0], spans[index + 1][1])]
     return spans
 
 
 def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
-    """Return the minimum and maximum of a column in staged files; None if the bounds of a file are unknown."""
+    """Return a column's minimum and maximum; None if a file's bounds are unknown."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)
-    lower = [file.lower_bounds.get(field.field_id) for file in staged]
-    upper = [file.upper_bounds.get(field.field_id) for file in staged]
-    if None in lower or None in upper or not has_certain_bounds(field.field_type):
-        return None
-    smallest = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
-    return smallest, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
+    bounds = column_bounds(field.field_id, field.field_type, staged)
+    return None if None in bounds else bounds
 
 
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
@@ -150,16 +124,4 @@ def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
                 f"{one.file_path} is not a Parquet file of rows or of position deletes, and a stream with dedupe can "
                 "read only these. Compact the table with the engine that wrote the file, then start again"
             )
-    return TableFile(
-        path=file.file_path,
-        records=file.record_count,
-        bytes=file.file_size_in_bytes,
-        spec_id=file.spec_id,
-        partition=layouts.for_file(file),
-        deletes=tuple(_delete_file(d, file) for d in sorted(scanned.delete_files, key=lambda d: d.file_path)),
-    )
-
-
-def _delete_file(found: DataFile, file: DataFile) -> DeleteFile:
-    path = file.file_path.encode()
-    return DeleteFile(found.file_path, found.record_count, alone=path_bounds(found) == (path, path))
+    return make_table_file(file, scanned.delete_files, layouts)

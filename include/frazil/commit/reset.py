@@ -17,11 +17,11 @@ from frazil.commit.marker import (
     keep_same_topics,
     merge_identities,
     property_name,
-    read_marker,
+    try_read_marker,
 )
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.errors import RolledBack
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
 
@@ -37,9 +37,7 @@ class Available:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """The offsets at which logs were truncated before the marker. From there on, Kafka has records that differ from the
-    table's.
-    """
+    """The offsets at which logs were truncated before the marker. Kafka has other records from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ class BeforeReset:
     marker_text: str | None
     """The marker's property when it was read. A reset is refused if the property has changed since."""
     held: Offsets
-    """The next offsets after the stream's records in the table. After a rollback, they are before the marker's
-    offsets.
-    """
+    """The next offsets after the stream's records in the table: after a rollback, before the marker's offsets."""
     source: SourceIdentity | None
     """The source to which the offsets in `held` belong; None if `held` is unknown."""
     rolled_back: bool
@@ -63,9 +59,7 @@ class BeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The effect of a reset on one topic-partition: from the table's next offset `held` to the new next offset
-    `target`.
-    """
+    """The effect of a reset on one topic-partition: from the next offset `held` to `target`."""
 
     topic: str
     partition: int
@@ -103,10 +97,7 @@ def before_reset(tables: StreamTables) -> BeforeReset:
     """Read the stream's marker, and determine the offsets up to which main has the stream's records."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
-    try:
-        marker = read_marker(table.metadata.properties, tables.stream)
-    except MarkerUnreadable:
-        marker = None
+    marker = try_read_marker(table.metadata.properties, tables.stream)
     rolled_back = marker is not None and is_rolled_back(table, marker, name=tables.main.identifier)
     if marker is not None and not rolled_back:
         return BeforeReset(marker, text, marker.offsets, marker.source, rolled_back=False)
@@ -128,10 +119,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamp(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Return the wanted offset of every topic-partition in Kafka, limited to the range of available offsets.
-
-    A topic-partition without a wanted offset, such as a new one, begins at its first offset, as it does for a writer.
-    """
+    """Return each topic-partition's wanted offset within Kafka's range; the first offset if none is wanted."""
     return {
         tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
         for tp, first in available.first.items()
@@ -146,14 +134,7 @@ def move_before_truncations(offsets: Offsets, available: Available) -> dict[Topi
 def list_moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
     """Return the effect of a new position on each topic-partition, sorted by topic and partition."""
     return tuple(
-        Move(
-            *tp,
-            held=held.get(tp),
-            target=offset,
-            first=available.first[tp],
-            end=available.end[tp],
-            cut=available.cut.get(tp),
-        )
+        Move(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.cut.get(tp))
         for tp, offset in sorted(target.items())
     )
 
@@ -161,10 +142,9 @@ def list_moves(target: Offsets, *, held: Offsets, available: Available) -> tuple
 def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """Return the marker after a reset. Its watermark is unchanged, because a watermark never goes back.
+    """Return the marker after a reset, with the same watermark, which never goes back.
 
-    `cut` has the offsets at which Kafka's logs were truncated. Topics that the stream no longer reads keep their
-    offsets, in case the stream reads them again. Which partitions are idle is determined again.
+    `cut` has the offsets at which logs were truncated. Topics that are no longer read keep their offsets.
     """
     before = seen.marker
     if before is None:
@@ -184,16 +164,13 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs of topic-partitions that do not move forward.
-
-    Skipped records may have later leader epochs.
-    """
+    """Return the epochs where the position does not move forward: skipped records may have later ones."""
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
 def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Return the offsets at which Kafka will have assigned a second record, because a log was truncated there."""
+    """Return the offsets to which Kafka assigned, or will assign, a second record after a truncation."""
     same = keep_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
@@ -208,7 +185,7 @@ def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[T
 
 
 def _given_up_spans(seen: BeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
-    """Return the offsets that a rollback removed from the table and that the stream does not read again."""
+    """Return the offsets that a rollback removed and that the stream does not read again."""
     same = keep_same_topics(before.offsets, before.source, source)
     held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
     lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
@@ -216,6 +193,6 @@ def _given_up_spans(seen: BeforeReset, before: Marker, target: Offsets, source: 
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Merge known and new spans. Known spans of recreated topics and empty new spans are dropped."""
+    """Merge the spans, without those of recreated topics and without empty ones."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merge_spans((*kept, *new.items()))

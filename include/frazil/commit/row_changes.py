@@ -1,45 +1,43 @@
 """Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have these rows.
 
-Other rows and files are unchanged. If another commit changes the table first, the next attempt starts again from the
-changed table.
+After a replay, dead letters that became rows are removed, and the error history of the others grows.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.dead_letter_counts import count_recent, dead_letter_summary
-from frazil.commit.manifest_lists import manifests_of
-from frazil.commit.manifest_writing import metadata_folder, write_with_removals
-from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
+from frazil.commit.manifest_lists import live_manifests
+from frazil.commit.snapshot import Base, Prepared, SnapshotWriter, base_without
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import FileBounds, Within
+from frazil.table.file_bounds import COORDINATES, FileBounds, Within
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location
 
 DEAD_LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
 IDENTITY = (*DEAD_LETTER_COLUMNS, "stream")
-"""The columns that identify rows."""
 
 DeadLetterSource = tuple[str, int, str | None]
 """Topic, partition and topic id. A recreated topic has other records, and another topic id."""
@@ -47,9 +45,7 @@ DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
 """The offsets of one stream's dead letters, by source."""
 
 Choose = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows. Receives the columns of `IDENTITY` that the table has, and the columns in
-`RowChange.wanted`.
-"""
+"""Returns a mask of the chosen rows, from the table's columns in `IDENTITY` and `RowChange.wanted`."""
 Replace = Callable[[pa.Table], pa.Table]
 """Returns the rows that replace the chosen rows; no rows if the chosen rows are removed."""
 
@@ -80,10 +76,7 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A change of rows: which rows to change, and how.
-
-    Its functions are pure, so they may be applied again after another commit changed the table.
-    """
+    """A change of rows. Its functions are pure: they may run again after another commit."""
 
     within: Within
     """The offset spans of the chosen rows. Files outside of these spans are not read."""
@@ -98,15 +91,12 @@ class _Attempt:
     paths: tuple[str, ...]
     """Files that the attempt wrote in addition to the files of its writer."""
     head: Snapshot | None
-    """Main's head at the time of the attempt."""
     summary: Mapping[str, str]
 
 
 @dataclass(slots=True)
 class RowChangeWriter:
-    """Prepares the snapshot of a row change for each round of a swap, and deletes the files that failed rounds
-    wrote.
-    """
+    """Prepares the snapshot of a row change for each round of a swap, and deletes files of failed rounds."""
 
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
@@ -123,13 +113,13 @@ class RowChangeWriter:
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
             return last.writer.prepare(table, summary=last.summary, now_ms=now_ms)
-        copied = _FileRewrite(table, self.change, now_ms)
-        copied.run()
-        self.rows = copied.chosen
+        rewrite = _FileRewrite(table, self.change, now_ms)
+        rewrite.run()
+        self.rows = rewrite.chosen
         snapshot_id = table.metadata.new_snapshot_id()
-        writer = SnapshotWriter(copied.staged, base=copied.base(snapshot_id), snapshot_id=snapshot_id)
-        summary = {**summary, **dead_letter_summary(copied.dead_letters)}
-        self.attempts.append(_Attempt(writer, tuple(f.path for f in copied.staged), head, summary))
+        writer = SnapshotWriter(rewrite.staged, base=rewrite.base(snapshot_id), snapshot_id=snapshot_id)
+        summary = {**summary, **dead_letter_summary(rewrite.dead_letters)}
+        self.attempts.append(_Attempt(writer, tuple(f.path for f in rewrite.staged), head, summary))
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
@@ -148,8 +138,7 @@ class _FileRewrite:
     change: RowChange
     now_ms: int
     staged: tuple[StagedFile, ...] = ()
-    replaced: dict[str, DataFile] = field(default_factory=dict)
-    """The files that the copies replace, by path."""
+    replaced: set[str] = field(default_factory=set)
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
@@ -168,28 +157,25 @@ class _FileRewrite:
         writer = TableWriter(target, "dead-letters", io=io, file_name=file_namer(0, 0))
         try:
             for task in tasks:
-                if self._holds_any(task):
-                    self.replaced[task.file.file_path] = task.file
+                columns = self._read(task, [*IDENTITY, *self.change.wanted])
+                if any(self.change.choose(rows).any() for rows in columns):
+                    self.replaced.add(task.file.file_path)
                     self._copy(task, writer)
             self.staged = tuple(writer.finish())
         except BaseException:
             writer.abort()
             raise
 
-    def _holds_any(self, task: FileScanTask) -> bool:
-        names = [*IDENTITY, *self.change.wanted]
-        return any(self.change.choose(rows).any() for rows in self._read(task, names))
-
     def _copy(self, task: FileScanTask, writer: TableWriter) -> None:
         schema = writer.layout.arrow_schema
         for rows in self._read(task, None):
             chosen = self.change.choose(rows)
             self.chosen += int(chosen.sum())
-            stays, goes = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
-            comes = self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)
-            self.dead_letters.update(count_recent(comes, now_ms=self.now_ms))
-            self.dead_letters.subtract(count_recent(goes, now_ms=self.now_ms))
-            for part in (stays, comes):
+            kept, removed = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
+            added = self.change.replace(removed) if removed.num_rows else removed.slice(0, 0)
+            self.dead_letters.update(count_recent(added, now_ms=self.now_ms))
+            self.dead_letters.subtract(count_recent(removed, now_ms=self.now_ms))
+            for part in (kept, added):
                 if part.num_rows:
                     writer.add(part.select(schema.names).cast(schema))
 
@@ -203,25 +189,85 @@ class _FileRewrite:
 
     def base(self, snapshot_id: int) -> Base:
         """Return the manifests that the snapshot keeps. Manifests that list replaced files are rewritten."""
-        head = head_of(self.table.metadata)
-        stays: list[ManifestFile] = []
-        written: list[ManifestFile] = []
-        for manifest in manifests_of(head, self.table.io) if head else ():
-            if not (manifest.has_added_files() or manifest.has_existing_files()):
-                continue
-            entries = (
-                manifest.fetch_manifest_entry(self.table.io, discard_deleted=True)
-                if self.replaced and manifest.content is ManifestContent.DATA
-                else []
-            )
-            if any(entry.data_file.file_path in self.replaced for entry in entries):
-                path = f"{metadata_folder(self.table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
-                written.append(
-                    write_with_removals(
-                        self.replaced, manifest, entries, path=path, table=self.table, snapshot_id=snapshot_id
-                    )
-                )
-                stays.append(written[-1])
-            else:
-                stays.append(manifest)
-        return Base(stays, [*self.replaced.values()], head.summary if head else None, written)
+
+        def read_entries(manifest: ManifestFile) -> list[ManifestEntry]:
+            reads = self.replaced and manifest.content is ManifestContent.DATA
+            return manifest.fetch_manifest_entry(self.table.io, discard_deleted=True) if reads else []
+
+        manifests = live_manifests(head_of(self.table.metadata), self.table.io)
+        return base_without(self.replaced, manifests, read_entries, table=self.table, snapshot_id=snapshot_id)
+
+
+MAX_ERROR_CHARACTERS = 1000
+Coordinates = tuple[str, int, int]
+"""Topic, partition and offset."""
+Reason = tuple[str, str]
+"""Error class and error text."""
+
+
+def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, Reason]:
+    """Return the new error of each dead letter that failed again, from the files that the replay staged for them."""
+    columns = [*COORDINATES, "error_class", "error"]
+    found: dict[Coordinates, Reason] = {}
+    for file in files:
+        with table.io.new_input(file.path).open() as source:
+            for batch in pq.ParquetFile(source).iter_batches(columns=columns):
+                for topic, partition, offset, error_class, error in zip(
+                    *(column.to_pylist() for column in batch.columns), strict=True
+                ):
+                    found[topic, partition, offset] = error_class, error
+    return found
+
+
+def replayed_change(
+    stream: str,
+    replayed: Mapping[TopicPartition, BitMap64],
+    topic_ids: Mapping[str, str],
+    failed: Mapping[Coordinates, Reason],
+) -> RowChange:
+    """Return the change of a stream's dead letters after a replay of the topics in `topic_ids`.
+
+    `replayed` has the offsets that became rows; `failed` has the new errors of the others.
+    """
+    dead_letters = dead_letters_at(replayed, topic_ids, failed)
+
+    def replace(rows: pa.Table) -> pa.Table:
+        reasons = [failed.get(at) for at in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
+        kept = rows.filter(pa.array([reason is not None for reason in reasons], pa.bool_()))
+        return _add_errors(kept, [reason for reason in reasons if reason is not None])
+
+    return RowChange(offset_spans(dead_letters), choose_dead_letters(stream, dead_letters), replace)
+
+
+def dead_letters_at(
+    replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
+) -> DeadLetterOffsets:
+    """Return the dead letters at these offsets and coordinates, also those of earlier versions without topic id."""
+    offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
+    for topic, partition, offset in failed:
+        offsets.setdefault((topic, partition), BitMap64()).add(offset)
+    found: dict[DeadLetterSource, BitMap64] = {}
+    for (topic, partition), of in offsets.items():
+        if of:
+            found |= {(topic, partition, topic_id): of for topic_id in {topic_ids.get(topic), None}}
+    return found
+
+
+def _add_errors(rows: pa.Table, reasons: list[Reason]) -> pa.Table:
+    """Count one more replay, and put each new error before the earlier errors."""
+    before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
+    columns = {
+        "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
+        "error_class": [error_class for error_class, _ in reasons],
+        "error": [_error_history(now, then) for now, then in zip(reasons, before, strict=True)],
+    }
+    for name, values in columns.items():
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
+    return rows
+
+
+def _error_history(now: Reason, then: Reason) -> str:
+    if now == then or then[1].startswith(f"{now[1]}; before, "):
+        return then[1]
+    return f"{now[1]}; before, {then[0]}: {then[1]}"[:MAX_ERROR_CHARACTERS]

@@ -77,8 +77,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
     """Return whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`).
 
-    Two facts prove it: main's previous snapshot still exists, so no expiry removed the parent; and the snapshot's
-    summary only counts its own files.
+    If so, main's previous snapshot still exists, and the snapshot's summary only counts its own files.
     """
     if first.parent_snapshot_id is not None:
         return False
@@ -116,8 +115,8 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
     found = ref.snapshot_id if ref else None
     if found != marker.open_snapshot_id:
         raise RolledBack(
-            f"branch {name!r} of table {table}, which has the rows of open windows of stream {marker.stream!r}, should "
-            f"be at snapshot {marker.open_snapshot_id} but is at {found}: another engine or user moved or dropped it. "
+            f"branch {name!r} of table {table} has the rows of open windows of stream {marker.stream!r}. It should be "
+            f"at snapshot {marker.open_snapshot_id} but is at {found}: another engine or user moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` restores the branch if that snapshot still exists; otherwise "
             "the stream continues without these rows. To read the rows again, reset to a position before them "
             "(`--to offsets` or `--to timestamp`)"
@@ -143,10 +142,7 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
 
 
 def continuity(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether a batch continues at the marker's offsets.
-
-    Topic-partitions that the marker does not have may begin at any offset.
-    """
+    """Return whether a batch continues at the marker's offsets. New topic-partitions begin at any offset."""
     if marker.settled == journal.key:
         return Continuity.COMMITTED
     if not journal.progress:

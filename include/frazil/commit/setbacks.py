@@ -26,16 +26,12 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""Number of times the catalog may refuse the same metadata before a swap ends. This takes a few seconds.
+"""How often the catalog may refuse the same metadata: a few seconds, because a gateway may fail for a moment.
 
-A gateway may fail for a moment. If the catalog reports a lost race as a refusal (sequence number too old), the metadata
-has changed, so the count starts again.
+A lost race that looks like a refusal (sequence number too old) changes the metadata: the count restarts.
 """
 MAX_FAILURES = 20
-"""Number of times preparing a commit on the same metadata may fail before a swap ends. This takes a minute.
-
-A storage that returns garbage may recover in that time.
-"""
+"""How often a commit may fail to be prepared on the same metadata: a minute, in which storage may recover."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """Errors of planning and merging code. Errors from servers that have one of these types are also OSErrors."""
 
@@ -48,7 +44,6 @@ _FAILED = {
     "prepare": "a commit to {} cannot be prepared",
     "commit": "the outcome of a commit to {} is unknown",
 }
-"""The message about a failed round, by the step that failed."""
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED = 5
@@ -70,30 +65,24 @@ class TableNames:
     def tables(self) -> str:
         return f"{'table' if len(self.identifiers) == 1 else 'tables'} {self}"
 
-    @property
-    def exist(self) -> str:
-        """The verb "exist" in singular or plural, to match the number of tables."""
-        return "exists" if len(self.identifiers) == 1 else "exist"
-
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often in succession the catalog refused a change of the same metadata, or preparing the change
-    failed.
-    """
+    """Counts how often in a row the same change was refused, or could not be prepared."""
 
     names: TableNames
     count: int = 0
-    seen: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    """The kind of the last failure, and the metadata files on which it happened."""
 
     def count_error(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
         """Count a refusal or a fault; raises `CommitRefused` when the maximum is reached. Ignores other errors."""
         fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
         if not tables or not (fault or _is_refusal(error)):
             return
-        seen = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
-        self.count = self.count + 1 if seen == self.seen else 1
-        self.seen = seen
+        failure = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
+        self.count = self.count + 1 if failure == self.last else 1
+        self.last = failure
         if self.count < (MAX_FAILURES if fault else MAX_REFUSALS):
             return
         what = f"the catalog refuses to change {self.names.tables}: {error}"
@@ -115,9 +104,8 @@ def _is_refusal(error: Exception) -> bool:
 def is_overtaken(error: Exception) -> bool:
     """Return whether a snapshot was refused because another branch of the table took its sequence number.
 
-    For example, a backfill committed to its branch. The requirement on this branch still holds in that case, so the
-    conflict is found by the metadata builder of PyIceberg or of the catalog. As after any lost race, the next round
-    checks whether an attempt landed before it proposes again.
+    The requirement on this branch still holds, so PyIceberg or the catalog finds the conflict while building the
+    metadata. As after any lost race, the next round first checks whether an attempt landed.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
@@ -127,23 +115,20 @@ class Setback:
     """A failed round: a message to log now, and a message for the error if no retry succeeds in time."""
 
     level: int
-    now: str
-    final: str
+    log_message: str
+    final_error: str
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
-    """Return why a round of the swap failed, if a retry can succeed.
-
-    Re-raises any other error, some as frazil's errors.
-    """
+    """Return why a round failed, if a retry can succeed. Re-raises other errors, some as frazil's errors."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
             return Setback(
                 logging.INFO,
                 f"commit to {tables} lost a race ({text}): trying again",
-                f"commits to {tables.tables} lost every race for {total_s:.0f} s: other writers commit there without a "
-                "pause. The staged files and the journal are kept",
+                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
+                "time. The staged files and the journal are kept",
             )
         case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not has_expired(error):
@@ -154,7 +139,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
                 f"the credentials for {tables.tables} have expired: {error}",
             )
         case NoSuchTableError():
-            raise CommitUnavailable(f"{tables.tables} no longer {tables.exist}: {error}") from error
+            exist = "exists" if len(tables.identifiers) == 1 else "exist"
+            raise CommitUnavailable(f"{tables.tables} no longer {exist}: {error}") from error
     return Setback(
         logging.WARNING,
         f"{_FAILED[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",
@@ -178,7 +164,7 @@ class Outage:
         self.since = self.clock()
         return setback.level
 
-    def over(self) -> None:
+    def end_outage(self) -> None:
         """Record that a round succeeded."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
             log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

@@ -1,18 +1,18 @@
 """Settles the journals of earlier epochs: commits each journal that continues the marker, and discards the others.
 
-Runs only after the new epoch is committed to the default table and the dead-letter table; from then on no earlier epoch
-can commit. A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch
-would commit. `frazil.commit.sweep` therefore deletes none of these files.
+Runs after the new epoch is committed to both tables; from then on no earlier epoch can commit. A suspended writer may
+still stage files and write a journal, which a later epoch would commit. So `sweep` deletes none of these files.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer
@@ -49,10 +49,7 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit each journal that continues the marker, without reading Kafka or writing Parquet. Discard the others.
-
-    Raises the same errors as `Committer.commit`, except for stale journals.
-    """
+    """Commit journals that continue the marker, without Kafka or Parquet. Discard the others."""
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
@@ -76,8 +73,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
     """Commit a marker with the next batch number, which fails if a later epoch has begun.
 
-    A later epoch may have read a journal before this writer discarded it, and may still commit that journal. A caching
-    catalog could hide the later epoch from a plain reload. Raises the same errors as `Committer.commit`.
+    That epoch may have read a journal before this writer discarded it. A caching catalog could hide it from a reload.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
@@ -88,7 +84,7 @@ def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield uncommitted journals of earlier epochs, except journals from before a `forget`."""
+    """Yield uncommitted journals of earlier epochs, except those from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
@@ -96,20 +92,13 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a waiting journal.
-
-    Also raises `StaleBatch` if the marker is already past the journal, for example after a reset.
-    """
     _check_staged_files(tables, journal)
-    if committer.commit(journal).settled != journal.key:
-        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is before the marker")
+    if committer.commit(journal).settled != journal.key:  # for example after a reset
+        raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
 
 def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
-    """Check that all staged files exist: a table must never reference a missing file.
-
-    Files of routed tables are checked when they are committed.
-    """
+    """Check that staged files exist; those of routed tables are checked when they are committed."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
@@ -120,10 +109,7 @@ def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch in the stream's files, journals, markers, notes and history; 0 if there is none.
-
-    Epochs are never used twice, not even after the stream was forgotten.
-    """
+    """Return the highest epoch ever used, or 0. Epochs are never used twice, even after `forget`."""
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it writes journals, so journals matter only if the marker does not exist.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
@@ -131,15 +117,13 @@ def highest_epoch(tables: StreamTables) -> int:
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
         found |= {marker.at.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
-        found |= set(_epochs_in_history(table, tables.stream))
+        found |= epochs_in_summaries(table.metadata.snapshots, tables.stream)
         folders = tables.store_of(target).list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)
         found |= {int(name) for name in names if name.isdigit()}
     return max(found, default=0)
 
 
-def _epochs_in_history(table: Table, stream: str) -> Iterator[int]:
-    for snapshot in table.metadata.snapshots:
-        summary = snapshot.summary
-        if summary and summary.get("frazil.stream") == stream:
-            yield int(summary.get("frazil.epoch") or 0)
+def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:
+    summaries = [s.summary for s in snapshots if s.summary and s.summary.get("frazil.stream") == stream]
+    return {int(summary.get("frazil.epoch") or 0) for summary in summaries}

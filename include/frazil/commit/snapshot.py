@@ -1,8 +1,8 @@
 """Writes one snapshot of a branch from staged files: manifests with the files' own specs, the manifest list, and
 updates.
 
-Uses `pyiceberg.manifest` instead of PyIceberg's `Transaction`. A `Transaction` retries without frazil's requirements,
-writes every file with the table's default spec, and copies the metadata about fourteen times.
+PyIceberg's `Transaction` retries without frazil's requirements, writes every file with the table's default spec, and
+copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import base64
 import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -35,13 +36,14 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from frazil.commit.manifest_lists import ListWriter, add_manifests, manifests_of
+from frazil.commit.manifest_lists import ListWriter, add_manifests, live_manifests
 from frazil.commit.manifest_writing import (
     Layout,
     avro_codec,
     manifest_content,
     metadata_folder,
     write_added,
+    write_with_removals,
 )
 from frazil.ingest.contract import Content, StagedFile
 from frazil.table.branches import MAIN, head_of
@@ -58,18 +60,16 @@ class Prepared:
     """A snapshot that is written but not committed, and the requirements of its commit."""
 
     snapshot: Snapshot
-    parent_id: int | None
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
-    manifest_list: str
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """The manifests that a new snapshot takes over from its branch, and the files that leave the branch.
 
-    In a branch other than main, no manifest marks the leaving files as deleted: main has them, and an expiry that
-    trusts such entries would delete the files.
+    Only manifests of main mark leaving files as deleted. Main has the files that leave other branches, and an expiry
+    could delete them.
     """
 
     stays: Sequence[ManifestFile]
@@ -94,9 +94,9 @@ class SnapshotWriter:
     moved: Sequence[DataFile] = ()
     """Files that move from another branch of the table to this branch."""
     base: Base | None = None
-    apart: Callable[[StagedFile], str] = lambda _: ""
+    manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Returns a key for each file. Files with different keys never share a manifest."""
-    ahead: int = 0
+    earlier_snapshots: int = 0
     """Number of snapshots in the same update that have a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -119,8 +119,8 @@ class SnapshotWriter:
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        base = self.base or Base(_live_manifests(parent, table), (), parent.summary if parent else None)
-        number = metadata.next_sequence_number() + self.ahead
+        base = self.base or Base(live_manifests(parent, table.io), (), parent.summary if parent else None)
+        number = metadata.next_sequence_number() + self.earlier_snapshots
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -130,10 +130,16 @@ class SnapshotWriter:
             summary=_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
         )
-        _write_list(table, snapshot, [*self.manifests, *base.stays], parent=parent)
+        with ListWriter(
+            output_file=table.io.new_output(path),
+            snapshot_id=snapshot.snapshot_id,
+            parent_snapshot_id=snapshot.parent_snapshot_id,
+            sequence_number=number,
+            compression=avro_codec(metadata),
+        ) as writer:
+            add_manifests(writer, [*self.manifests, *base.stays], snapshot=snapshot, parent=parent)
         prepared = Prepared(
             snapshot=snapshot,
-            parent_id=snapshot.parent_snapshot_id,
             updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
             requirements=(
                 AssertTableUUID(uuid=metadata.table_uuid),
@@ -142,16 +148,12 @@ class SnapshotWriter:
                 AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
                 *self._new_branch_requirements(metadata),
             ),
-            manifest_list=path,
         )
         self.attempts.append(prepared)
         return prepared
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require main's newest head for the first snapshot of another branch.
-
-        Without a parent, this snapshot could otherwise set sequence numbers back.
-        """
+        """Require main's head for a branch's first snapshot, which could set sequence numbers back."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
@@ -165,20 +167,17 @@ class SnapshotWriter:
         even after a rollback to the attempt's base. A snapshot that landed and expired does not exist either, so
         manifests are unnecessary only if no later snapshot lists them.
         """
-        waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
+        waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
             waste += [m.manifest_path for m in self._written]
             self.manifests = []
-        self.attempts = [a for a in self.attempts if a.manifest_list not in waste]
+        self.attempts = [a for a in self.attempts if a.snapshot.manifest_list not in waste]
         for path in waste:
             with contextlib.suppress(FileNotFoundError):  # expired, and deleted by the expiry
                 table.io.delete(path)
 
     def _manifests_in(self, table: Table) -> bool:
-        """Return whether a snapshot of the table lists one of the written manifests.
-
-        Only snapshots since the first attempt can.
-        """
+        """Return whether a snapshot since the first attempt lists one of the written manifests."""
         ours = {m.manifest_path for m in self._written}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
@@ -202,53 +201,60 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Group files by content, spec and schema.
-
-        Files that move from another branch may use any schema that has the spec's columns.
-        """
+        """Group files by content, spec and schema. Moved files may use any schema with the spec's columns."""
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
-            return (file.content, file.spec_id, file.schema_id, self.apart(file))
+            return (file.content, file.spec_id, file.schema_id, self.manifest_key(file))
 
         for _, group in itertools.groupby(sorted(self.files, key=key), key=key):
             files = list(group)
             layout = Layout.for_staged_file(files[0], metadata)
             yield layout, [data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
-        for spec_id, moved in itertools.groupby(sorted(self.moved, key=_spec_id), key=_spec_id):
+        by_spec = attrgetter("spec_id")
+        for spec_id, moved in itertools.groupby(sorted(self.moved, key=by_spec), key=by_spec):
             yield Layout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
-def _live_manifests(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """Return the parent's manifests that list live files. Readers would open the other manifests for nothing."""
-    manifests = manifests_of(parent, table.io) if parent else []
-    return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
+def base_without(
+    removed: Collection[str],
+    manifests: Iterable[ManifestFile],
+    read_entries: Callable[[ManifestFile], Sequence[ManifestEntry]],
+    *,
+    table: Table,
+    snapshot_id: int,
+) -> Base:
+    """Return the manifests that a snapshot of main keeps; those that list files to remove are rewritten.
+
+    `removed` has the paths of these files. `read_entries` returns a manifest's live entries.
+    """
+    stays: list[ManifestFile] = []
+    written: list[ManifestFile] = []
+    leaves: list[DataFile] = []
+    for manifest in manifests:
+        entries = read_entries(manifest)
+        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in removed]
+        if leaving:
+            path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
+            manifest = write_with_removals(  # noqa: PLW2901 - the rewritten manifest replaces it
+                removed, manifest, entries, path=path, table=table, snapshot_id=snapshot_id
+            )
+            written.append(manifest)
+        stays.append(manifest)
+        leaves += leaving
+    if missing := set(removed) - {file.file_path for file in leaves}:
+        raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
+    head = head_of(table.metadata)
+    return Base(stays, leaves, head.summary if head else None, written)
 
 
 def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:
     head = head_of(metadata, branch)
     return (
-        all(s.manifest_list != attempt.manifest_list for s in metadata.snapshots)
+        all(s.manifest_list != attempt.snapshot.manifest_list for s in metadata.snapshots)
         and (attempt.snapshot.sequence_number or 0) < metadata.next_sequence_number()
         # The first snapshot of a branch is refused only because the branch now exists.
-        and attempt.parent_id != (head.snapshot_id if head else None)
+        and attempt.snapshot.parent_snapshot_id != (head.snapshot_id if head else None)
     )
-
-
-def _spec_id(file: DataFile) -> int:
-    return file.spec_id
-
-
-def _write_list(
-    table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFile], *, parent: Snapshot | None
-) -> None:
-    with ListWriter(
-        output_file=table.io.new_output(snapshot.manifest_list),
-        snapshot_id=snapshot.snapshot_id,
-        parent_snapshot_id=snapshot.parent_snapshot_id,
-        sequence_number=snapshot.sequence_number or 0,
-        compression=avro_codec(table.metadata),
-    ) as writer:
-        add_manifests(writer, manifests, snapshot=snapshot, parent=parent)
 
 
 _CONTENT: Mapping[Content, DataFileContent] = {
@@ -258,10 +264,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """Convert a staged file to the data file of a manifest entry, with deserialised bounds and partition values.
-
-    Raises ValueError for a file of changes, because such a file never belongs to a table.
-    """
+    """Convert a staged file to the data file of a manifest entry. Raises ValueError for a file of changes."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
     types = [field.field_type for field in spec.partition_type(schema).fields]
@@ -300,9 +303,7 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """Return the summary: the added, removed and total counts that every Iceberg writer records, and frazil's own
-    entries.
-    """
+    """Return the counts that every Iceberg writer records, and frazil's own entries."""
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:
@@ -329,10 +330,9 @@ def _summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch to the snapshot.
+    """Return the update that moves the branch to the snapshot, with the branch's retention settings.
 
-    Because the update replaces the whole reference, it repeats the branch's retention settings. A new branch other than
-    main never expires, whatever the table's properties say, because only this branch has its rows.
+    A new branch other than main never expires, because only this branch has its rows.
     """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(

@@ -31,9 +31,7 @@ class StreamTables:
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """The rule by which the writer keeps rows of open windows out of main. None for readers, and if all rows are
-    committed to main.
-    """
+    """How the writer keeps rows of open windows out of main. None for readers, and without such a rule."""
     at_once: CommitTables | None = None
     """Commits all tables of a batch in one step; None if the tables are committed one after the other."""
     merging: MergeConfig | None = None
@@ -53,10 +51,9 @@ class StreamTables:
         atomic: bool = False,
         merging: MergeConfig | None = None,
     ) -> StreamTables:
-        """Return the stream's tables, with the journals next to the main table, in the main table's storage.
+        """Return the stream's tables, with the journals next to the main table.
 
-        Raises SpecError for a location whose storage is not supported, and for `atomic` if the catalog cannot commit to
-        several tables in one step.
+        Raises SpecError if the storage is not supported, or if `atomic` is and the catalog has no such commits.
         """
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
@@ -102,9 +99,7 @@ class StreamTables:
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder for rows whose tables do not exist: of the batch `key`, or of all batches if `key` is
-        None.
-        """
+        """Return the folder for rows of missing tables, of the batch `key` or of all batches."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
@@ -119,7 +114,5 @@ class StreamTables:
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 
     def load_marker_with(self, catalog: Catalog) -> Marker | None:
-        """Load the marker with another catalog client, for a thread other than the committing one; None if there is
-        none.
-        """
+        """Load the marker with another catalog client, for a thread that does not commit."""
         return read_marker(self.main.load_with(catalog).metadata.properties, self.stream)

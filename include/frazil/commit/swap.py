@@ -2,14 +2,12 @@
 
 Callers propose a change of the metadata that they receive. Only this module decides the outcome:
 
-- After a conflict, the next round proposes again, on new metadata. The same happens after a refusal while the metadata
-  still changes, because the refusal may have been about the older metadata. If unchanged metadata is refused
-  repeatedly, the swap ends.
-- After any other failure, the outcome is unknown, because a commit may land after it was reported as failed. The next
-  round loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round
-  proposes again.
-- When the swap ends, files of attempts that did not land are deleted if the final metadata proves that no attempt will
-  ever need these files. Other files stay until orphan removal deletes them.
+- After a conflict, the next round proposes again, on new metadata. A refusal is treated alike while the metadata still
+  changes. If unchanged metadata is refused repeatedly, the swap ends.
+- After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next round
+  loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round proposes
+  again.
+- When the swap ends, files of attempts that can never land are deleted. Other files stay until orphan removal.
 """
 
 from __future__ import annotations
@@ -77,10 +75,7 @@ class TableHandle:
         return self._catalog.name
 
     def io_properties(self) -> Mapping[str, str]:
-        """Return the FileIO's properties as last loaded.
-
-        A catalog that vends credentials renews them with every load.
-        """
+        """Return the FileIO's properties as last loaded. Each load renews the credentials that a catalog vends."""
         return (self._loaded or self.refresh()).io.properties
 
     @property
@@ -115,10 +110,7 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog) -> Table:
-        """Return the table as loaded with another client, or the known state if that is newer.
-
-        Does not change the handle.
-        """
+        """Load the table with another client, or return the known state if it is newer. Does not change the handle."""
         return self._newer(catalog.load_table(self.identifier))
 
     def _newer(self, found: Table) -> Table:
@@ -145,9 +137,9 @@ class TableHandle:
     ) -> None:
         """Attempt one commit. If it fails, the next access reloads the table."""
         self._table = None
-        self.committed(table, self._catalog.commit_table(table, requirements, updates))
+        self.set_committed(table, self._catalog.commit_table(table, requirements, updates))
 
-    def committed(self, table: Table, response: CommitTableResponse) -> None:
+    def set_committed(self, table: Table, response: CommitTableResponse) -> None:
         """Keep the metadata that the catalog returned for a commit based on `table`."""
         self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
@@ -169,15 +161,10 @@ class Change(Generic[T]):
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and a value that only this change writes, which prove that the change landed.
-
-    This is a better proof than the snapshot, which may have expired, or may have been replaced by a later commit.
-    """
+    """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def landed_in(self, table: Table) -> bool:
-        """Return whether this change landed and is the latest, according to its `proof`, or to its snapshot without a
-        proof.
-        """
+        """Return whether this change is the latest, by its `proof`, or whether its snapshot landed."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -185,10 +172,7 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""Returns the change for the next round, or `Done`, for the current table.
-
-An exception ends the swap, unless the table has changed since it was loaded: the change may have removed the cause.
-"""
+"""Returns the change for the next round, or `Done`. An exception ends the swap, unless the table has changed."""
 
 
 class Written(Protocol):
@@ -199,18 +183,15 @@ class Written(Protocol):
         """Whether some files may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that are permanently unnecessary.
-
-        `table` was loaded after the last attempt and proves this.
-        """
+        """Delete the files that `table`, loaded after the last attempt, proves permanently unnecessary."""
 
 
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in the change that `propose` returns, and then delete unnecessary files, whether or not the swap succeeded.
+    """Swap in the change that `propose` returns. Then delete unnecessary files, even if the swap failed.
 
-    `written` is read only when the swap is over, so `propose` may add to it. Raises the same errors as `swap`.
+    `propose` may add to `written`, which is read when the swap is over. Raises the same errors as `swap`.
     """
     try:
         return swap(handle, propose, retry_policy=retry_policy)
@@ -272,10 +253,7 @@ class RetryPolicy:
     """Receives a sentence about each failed round, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait before the next attempt, in seconds.
-
-        It is at least the wait that an overloaded server requests, up to `MAX_RETRY_AFTER_S`.
-        """
+        """Return the wait before the next attempt, at least as long as the server requested (`MAX_RETRY_AFTER_S`)."""
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -288,23 +266,18 @@ class _Attempt(Generic[T]):
     result: T
 
     def landed_in(self, tables: Sequence[Table]) -> bool:
-        return all(change.landed_in(tables[place]) for place, change in self.changes.items())
+        return all(change.landed_in(tables[index]) for index, change in self.changes.items())
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap.
-
-    `step` is the current step of the round; `tables` are the tables as the last round loaded them.
-    """
+    """The rounds of one swap. `step` is the round's current step; `tables` are those that it loaded."""
 
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
     ) -> None:
         self._commits, self._at_once, self._clock = commits, at_once, clock
         self.proposing_s = 0.0
-        """Time spent in `propose`, in seconds. It does not count towards the timeout: a merge takes minutes, and one
-        lost race must not end its swap.
-        """
+        """Time spent in `propose`. It does not count towards the timeout, because a merge takes minutes."""
         self._tried: list[_Attempt[T]] = []
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
@@ -317,13 +290,11 @@ class _Rounds(Generic[T]):
         landed = next((attempt for attempt in self._tried if attempt.landed_in(tables)), None)
         if landed is not None:
             return landed.result
-        both = list(zip(self._commits, tables, strict=True))
         began = self._clock()
-        proposed = in_parallel(lambda one: one[0].propose(one[1]), both)
+        proposals = in_parallel(lambda pair: pair[0].propose(pair[1]), list(zip(self._commits, tables, strict=True)))
         self.proposing_s += self._clock() - began
-        attempt = _Attempt(
-            {place: change for place, change in enumerate(proposed) if isinstance(change, Change)}, proposed[-1].result
-        )
+        changes = {index: change for index, change in enumerate(proposals) if isinstance(change, Change)}
+        attempt = _Attempt(changes, proposals[-1].result)
         if attempt.changes:
             self._tried.append(attempt)
             self.step = "commit"
@@ -345,16 +316,16 @@ class _Rounds(Generic[T]):
             commit.handle.forget()
 
     def _commit(self, changes: Mapping[int, Change[T]], tables: Sequence[Table]) -> None:
-        handles = [self._commits[place].handle for place in changes]
-        parts = [TableChange(tables[place], change.requirements, change.updates) for place, change in changes.items()]
+        handles = [self._commits[index].handle for index in changes]
+        parts = [TableChange(tables[index], change.requirements, change.updates) for index, change in changes.items()]
         if len(parts) == 1 or self._at_once is None:
             for handle, part in zip(handles, parts, strict=True):
                 handle.commit(part.table, requirements=part.requirements, updates=part.updates)
             return
         for handle in handles:
             handle.forget()
-        for handle, part, made in zip(handles, parts, self._at_once(parts) or (), strict=False):
-            handle.committed(part.table, made)
+        for handle, part, response in zip(handles, parts, self._at_once(parts) or (), strict=False):
+            handle.set_committed(part.table, response)
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
@@ -390,18 +361,18 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             setback = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
-                raise CommitUnavailable(setback.final) from error
+                raise CommitUnavailable(setback.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
-            log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
+            log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s)
             if setback.level >= logging.WARNING:
-                retry_policy.report(setback.now)
+                retry_policy.report(setback.log_message)
         else:
-            outage.over()
+            outage.end_outage()
             return result
         rounds.forget()
         if retry_policy.wait(wait_s):
             raise CommitUnavailable(
-                f"{setback.now}. The retry was skipped because the writer was asked to end; the next start determines "
-                "the outcome of the commit"
+                f"{setback.log_message}. The retry was skipped because the writer was asked to end; the next start "
+                "determines the outcome of the commit"
             )
         attempt += 1

@@ -32,15 +32,10 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 RECORD = "frazil.commit-record"
-"""The summary key for the path of a batch's commit record."""
 
 
 def sweep(
-    tables: StreamTables,
-    *,
-    below_epoch: int,
-    just_settled: bool = False,
-    keys: Sequence[BatchKey] | None = None,
+    tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
 ) -> int:
     """Delete staged files of earlier epochs that never became part of the tables. Returns the number of deleted files.
 
@@ -57,7 +52,7 @@ def sweep(
     view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _delete_dead_journals(view, below_epoch)
     # Only the default table and the journals decide whether a routed table's file is needed.
-    return sum(_sweep_table(view, side, below_epoch) for side in _swept_tables(tables))
+    return sum(_sweep_table(view, table, below_epoch) for table in _swept_tables(tables))
 
 
 def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
@@ -70,7 +65,6 @@ def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
 
 
 def _try_load(target: Target, handle: TableHandle) -> Table | None:
-    """Return a routed table as last loaded; None if the table was never loaded and cannot be loaded now."""
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
@@ -79,17 +73,16 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
-    """Sweep the routed tables as `sweep` does, right after all earlier epochs were settled. Returns the number of
-    deleted files.
+    """Sweep the routed tables in parallel, right after `settle`. Returns the number of deleted files.
 
-    Sweeps the tables in parallel, because there may be thousands. If a table fails, the next start retries it.
+    If a table fails, the next start retries it.
     """
     marker = tables.marker()
     if marker is None or not tables.routed:
         return 0
     view = _SweepState(tables, marker, just_settled=True, keys=tables.journals.keys())
 
-    def swept(target: Target) -> int:
+    def sweep_target(target: Target) -> int:
         try:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
@@ -108,7 +101,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             )
             return 0
 
-    return sum(in_parallel(swept, sorted(tables.routed)))
+    return sum(in_parallel(sweep_target, sorted(tables.routed)))
 
 
 def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int:
@@ -138,9 +131,7 @@ class _SweepState:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def is_passed(self, key: BatchKey) -> bool:
-        """Return whether this batch or a later one is committed, so that no writer will commit this batch from now
-        on.
-        """
+        """Return whether this batch or a later one is committed, so that this one never will be."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -153,37 +144,27 @@ class _SweptTable:
     stream: str
 
     @cached_property
-    def referenced(self) -> Set[str]:
-        return referenced(self.table)
+    def referenced_paths(self) -> Set[str]:
+        return referenced_paths(self.table)
 
     @cached_property
     def marker(self) -> Marker | None:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the bare paths of the files that the committed merge of this batch added.
-
-        If the merge's snapshot has expired, returns the bare paths of all files of the table.
-        """
+        """Return the paths that the merge of this batch added; all of the table if the snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
-            if (
-                summary
-                and summary.get(RECORD)
-                and (_batch_of(summary) == (self.stream, key) or _backfill_of(summary) == self.stream)
-            ):
+            if summary and summary.get(RECORD) and _is_commit_of(summary, self.stream, key):
                 return _added_by(snapshot, self.table)
-        return self.referenced
+        return self.referenced_paths
 
 
-def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
-    key = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
-    return summary.get("frazil.stream"), key
-
-
-def _backfill_of(summary: Summary) -> str:
-    """Return the staging name of the backfill that a snapshot published."""
-    return staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
+def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
+    """Return whether a summary is that of a batch, or of the backfill that stages its files as `stream`."""
+    found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
+    backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
+    return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
 
 
 def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
@@ -193,10 +174,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
-    """Delete the journals and closed keys of batches that were never committed and can no longer be.
-
-    A fenced writer may leave such journals.
-    """
+    """Delete what fenced writers left: journals and closed keys that can no longer be committed."""
     dead = [
         key
         for key in view.keys
@@ -209,10 +187,9 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether a batch was already swept completely: by its own writer, or by many starts.
+    """Return whether a batch was already swept, by its own writer or by many starts.
 
-    A writer sweeps a batch again before it begins the batch after the next. Until then, executors may leave files in
-    the batch's folder.
+    A writer sweeps a batch again before the batch after the next: until then, executors may leave files.
     """
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
@@ -226,30 +203,30 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     if fate is Fate.NOT_COMMITTED:
         return _landed_without_batch(swept, key) if _closed(view, key) else None
     if isinstance(record, Journal):
-        return _paths_to_keep_of(record, swept)
+        return _kept_of_committed(record, swept)
     if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
     # Without a record, only the loaded table shows the batch's files; only after a take-over is it surely up to date.
-    return swept.referenced if view.just_settled else None
+    return swept.referenced_paths if view.just_settled else None
 
 
-def _paths_to_keep_of(record: Journal, swept: _SweptTable) -> Set[str] | None:
+def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
     """Return the bare paths of a committed batch's files to keep; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
     merging them. The files of that merge, which no journal names, may become part of the table.
     """
     if not _is_merged(record, swept.target):
-        return _files_of(record)
+        return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
         return None
     return swept.merged_paths(record.key)
 
 
 def _closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether it is certain that no writer will commit this uncommitted batch. May close the batch's key."""
+    """Return whether no writer will commit this uncommitted batch. May close the batch's key."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -261,20 +238,14 @@ def _closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths of an uncommitted batch's files that a table may nevertheless have.
-
-    Only the dead-letter table may have such files: dead letters can land before their batch is discarded.
-    """
+    """Return the files of an uncommitted batch that may have landed: only as dead letters."""
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
-    return swept.referenced
+    return swept.referenced_paths
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete files in a committed batch's folders that are no longer needed. Returns the number of deleted files.
-
-    These are files of failed attempts, and change files once they are merged.
-    """
+    """Delete files of failed attempts and merged change files of a committed batch. Returns their number."""
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
@@ -284,7 +255,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, swept)) is not None:
+            if _is_merged(journal, target) and (kept := _kept_of_committed(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info("cannot delete merged change files of table %s, the next start retries: %s", target, error_text(error))
@@ -292,14 +263,14 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files of a batch that its own writer discarded before its journal existed. Returns their number."""
-    return _sweep_folders(tables, tables.all, key, record=None)
+    return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete a fenced writer's files and journal of its last batch. Returns the number of deleted files.
+    """Delete the files and journal of a fenced writer's last batch. Returns the number of deleted files.
 
-    Deletes them only if a later epoch has closed the batch's key or committed a later batch. No writer can then commit
-    this batch, even if the marker has changed since it was read. Otherwise the next start decides whether to commit it.
+    Only if a later epoch has closed the batch's key or committed a later batch, so that no writer can commit this one.
+    Otherwise the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
@@ -321,23 +292,19 @@ def _sweep_folders(
     key: BatchKey,
     *,
     record: Journal | None,
-    is_merged: bool = True,
+    is_merged: bool,
 ) -> int:
     deleted = 0
-    kept: Set[str] | None
+    files: Set[str] = _paths_of(record) if record else frozenset()
     if record is None or record.routed:  # only rows of routed tables wait in files
-        kept = _files_of(record) if record else frozenset()
-        deleted = _delete_others(tables.store, tables.waiting_folder(key), kept)
+        deleted = _delete_others(tables.store, tables.waiting_folder(key), files)
     for target, handle in handles.items():
         table = _try_load(target, handle) if is_routed(target) else handle.current()
         if table is not None:
             swept = _SweptTable(target, table, tables.stream)
-            kept = (
-                frozenset() if record is None else _paths_to_keep_of(record, swept) if is_merged else _files_of(record)
-            )
-            if kept is None:
-                continue
-            deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
+            kept = _kept_of_committed(record, swept) if record and is_merged else files
+            if kept is not None:
+                deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted
 
 
@@ -357,11 +324,11 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files were merged into the table, which then has only some of them, or none."""
+    """Return whether the table has only some of a batch's files, or none, because they were merged."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
-def _files_of(record: Journal) -> set[str]:
+def _paths_of(record: Journal) -> set[str]:
     return {bare_path(f.path) for f in record.files}
 
 
@@ -371,21 +338,13 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
     return len(waste)
 
 
-def referenced(table: Table) -> set[str]:
+def referenced_paths(table: Table) -> set[str]:
     """Return the bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
-    seen: set[str] = set()
-    paths: set[str] = set()
-    for snapshot in table.metadata.snapshots:
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen:
-                seen.add(manifest.manifest_path)
-                paths |= {bare_path(e.data_file.file_path) for e in manifest.fetch_manifest_entry(table.io)}
-    return paths
+    manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
+    entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))
+    return {bare_path(entry.data_file.file_path) for entry in entries}
 
 
 def bare_path(path: str) -> str:
-    """Return a path without its `file:` scheme.
-
-    frazil writes `file:///x`, Spark writes `file:/x`, and a listing returns `/x`.
-    """
+    """Return a path without its scheme: frazil writes `file:///x`, Spark `file:/x`, a listing returns `/x`."""
     return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -15,10 +15,7 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Return the description that is needed to write files for the table into a folder.
-
-    The streams' markers are left out.
-    """
+    """Return the description that is needed to write files for the table, without the streams' markers."""
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),

@@ -1,11 +1,10 @@
 """Stores rows of routed tables that cannot be loaded or created, in files next to the default table.
 
-These "waiting files" have the default table's format, and the batches' journals list them as files of the routed table.
-Once the routed table exists, the rows are rewritten with the table's columns, and committed like the files of any
-missing batch. The waiting files are then deleted.
+These "waiting files" have the default table's format; journals list them as files of the routed table. Once it exists,
+the rows are rewritten with its columns, and committed like any missing batch. A record next to the rewritten files
+lists them, so that every attempt commits the same files.
 
-A record next to the rewritten files lists them, so that every attempt and every start commits the same files. A note
-next to the waiting files has the value for which the table is created, and why the table does not exist. The note also
+A note next to the waiting files has the value for which the table is created, and why the table does not exist. It also
 has the batch up to which an operator discarded the rows.
 """
 
@@ -42,7 +41,6 @@ A batch folder never has this name, so no sweep mistakes these files for staged 
 of a batch until the table has the batch.
 """
 RECORD = "files.json"
-"""The name of the record, which lists the rewritten files in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,7 @@ def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target:
 
 
 def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Return whether all rows of these batches for the table wait next to the default table.
-
-    If so, the table did not exist while any of these batches was staged.
-    """
+    """Return whether all rows for the table wait: it did not exist while these batches were staged."""
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
@@ -84,20 +79,19 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
     writer or another, may already have written the new files.
     """
     files = journal.staged_for(target)
-    places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
-    own = tuple(file for file in files if bare_path(file.path).startswith(places) and not is_waiting_file(tables, file))
+    folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
+    own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
     if len(own) == len(files):
         return files
     store = tables.store_of(target)
     record = _record_path(tables, table, journal.key)
+    folder = record.rsplit("/", 1)[0]
     rewritten = _parse_record(store.get(record), table)
     if rewritten and files_fit(table.metadata, rewritten):
-        existing = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
+        existing = {bare_path(file.path) for file in store.list_files(folder)}
         if existing.issuperset(bare_path(file.path) for file in rewritten):
             return (*own, *rewritten)
-    rewritten = rewrite_files(
-        tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0]
-    )
+    rewritten = rewrite_files(tables, table, [f for f in files if f not in own], target, folder=folder)
     content = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in rewritten]}
     store.put(record, json.dumps(content).encode())
     return (*own, *rewritten)
@@ -106,14 +100,11 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite the rows of `files` (of the default table or a former table) as new files of the table.
-
-    Never overwrites a file.
-    """
+    """Rewrite rows of the default table or a former table as new files of the table. Overwrites no file."""
     from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
-        layout = tables.merging.staged(table, folder=folder)
+        layout = tables.merging.staging_target(table, folder=folder)
     else:
         layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
@@ -153,10 +144,9 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete files for which no table waits any longer, right after all earlier epochs were settled.
+    """Delete files and notes of tables that no longer wait, right after `settle`.
 
-    `complete` is the last batch that all tables have, according to the default table's marker. A note is kept until
-    `complete` reaches the batch up to which rows were discarded.
+    `complete` is the last batch that all tables have. A note is kept until `complete` reaches its `given_up`.
     """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
@@ -205,7 +195,7 @@ def _parse_note(data: bytes) -> Note | None:
 
 
 def _parse_record(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
-    """Return the files that a record names; empty if the record belongs to another table in the same folder."""
+    """Return the files that a record names; empty if it belongs to another table in the same folder."""
     try:
         raw = json.loads(data or b"{}")
         ours = raw["table"] == str(table.metadata.table_uuid)

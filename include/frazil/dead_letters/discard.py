@@ -11,10 +11,9 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_backfill
-from frazil.commit.backfill_records import chunks, load_record, topic_ids
-from frazil.commit.branch_end import require_unchanged
+from frazil.commit.backfill_records import chunk_topic_ids, committed_chunks, load_record
+from frazil.commit.marked_update import require_unchanged
 from frazil.commit.opened import OpenStream
-from frazil.commit.replayed_dead_letters import dead_letters_at
 from frazil.commit.row_changes import (
     DEAD_LETTER_COLUMNS,
     DeadLetterOffsets,
@@ -22,6 +21,7 @@ from frazil.commit.row_changes import (
     RowChange,
     RowChangeWriter,
     choose_dead_letters,
+    dead_letters_at,
     offset_spans,
 )
 from frazil.commit.swap import Change, Done, commit_snapshot
@@ -85,7 +85,7 @@ def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, repla
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
-    rows = dead_letters_at(load_record(journals, replay).replayed, topic_ids(chunks(journals, replay)))
+    rows = dead_letters_at(load_record(journals, replay).replayed, chunk_topic_ids(committed_chunks(journals, replay)))
     left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in dead_letters.items()}
     return {source: offsets for source, offsets in left.items() if offsets}
 

@@ -25,7 +25,7 @@ from frazil.backfill.rules import check_no_backfill, check_wanted
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
-from frazil.commit.backfill_records import chunks, given_up
+from frazil.commit.backfill_records import committed_chunks, targets_given_up
 from frazil.commit.history import merge_counts
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import former_ends, left_out_reasons, load_own_marker, may_omit_records
@@ -117,9 +117,9 @@ def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | 
 
 def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     tables, rows = opened.tables, Counter[Target]()
-    for file in (file for chunk in chunks(tables.journals, last) for file in chunk.files):
+    for file in (file for chunk in committed_chunks(tables.journals, last) for file in chunk.files):
         rows[file.target] += file.records
-    discarded = given_up(tables.journals, last.id)
+    discarded = targets_given_up(tables.journals, last.id)
     without = sum(rows[target] for target in discarded)
     repeated = sum(
         merge_counts(snapshot.summary).get("repeated", 0)

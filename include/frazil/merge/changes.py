@@ -20,6 +20,7 @@ NOT_DELETED = -1
 """The index in `deleted_by` for a key without a delete."""
 
 Numbers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,87 +28,80 @@ class NewestChanges:
     """The newest change of each key."""
 
     rows: pa.Table
-    numbers: NDArray[np.int64]
+    numbers: Numbers
     """The index of each row's change among all changes."""
     superseded: int
-    filled_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    filled_by: Mapping[str, Numbers] = field(default_factory=dict)
     """The index of the change that supplies each row's value, by column; only columns that an earlier change fills."""
     orders: pa.Array | None = None
     """The values that order the changes, for all changes of the batch."""
-    deleted_by: NDArray[np.int64] | None = None
-    """The index, for each row, of its key's last delete without an order value, or `NOT_DELETED`.
+    deleted_by: Numbers | None = None
+    """The index of each row's last delete without an order value, or `NOT_DELETED`; None without such deletes."""
+    coordinates: pa.Table | None = None
+    """The Kafka coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
 
-    None if the batch has no such delete.
-    """
-    places: pa.Table | None = None
-    """The Kafka coordinates of all changes.
-
-    Set only if they can decide the result: with `MergeRules.replays`, or with deletes that have no order value.
-    """
-
-    def without(self, taken: NDArray[np.bool_]) -> NewestChanges:
+    def without(self, taken: Mask) -> NewestChanges:
         stays = ~taken
         filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
         rows, numbers = self.rows.filter(pa.array(stays)), self.numbers[stays]
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
-    def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by` for these rows; nulls for a row without such a
-        delete.
-        """
-        if self.deleted_by is None or self.places is None:
+    def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
+        """Return the coordinates of the deletes in `deleted_by` for these rows; null where none exists."""
+        if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
-        return self.places.take(pa.array(numbers, mask=numbers == NOT_DELETED))
+        return self.coordinates.take(pa.array(numbers, mask=numbers == NOT_DELETED))
 
 
 def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
-    """Return the newest change of each key; see `MergeRules.order_by`.
+    """Return the newest change of each key; see `MergeRules.order_by`. `ids` are field ids by column name.
 
-    `ids` are the columns' field ids by name. Values that the newest change leaves out may come from an earlier change
-    of the batch.
+    Values that the newest change leaves out may come from an earlier change of the batch.
     """
     count = changes.num_rows
     keys = encode_keys([column(changes, name) for name in rules.key], count)
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
-    places, offsets = encode_partitions(changes), column(changes, OFFSET).to_numpy()
+    partitions, offsets = encode_partitions(changes), column(changes, OFFSET).to_numpy()
     if rules.by_position and rules.order_by and count:
-        order = _order_across_logs(order, logs(column(changes, rules.order_by)), keys, places, offsets)
-    bare = unordered_deletes(changes, rules)
-    several = count > 0 and places.max() != places.min()
-    in_kafka = ranks(column(changes, TIMESTAMP)) if several else np.zeros(count, np.int64)
-    deleted_by = _last_unordered_deletes(bare, keys, places, offsets, in_kafka)
+        order = _order_across_logs(order, logs(column(changes, rules.order_by)), keys, partitions, offsets)
+    unordered = unordered_deletes(changes, rules)
+    in_several = count > 0 and partitions.max() != partitions.min()
+    times = ranks(column(changes, TIMESTAMP)) if in_several else np.zeros(count, np.int64)
+    deleted_by = _last_unordered_deletes(unordered, keys, partitions, offsets, times)
     # A change before a delete without an order value never wins. "Before" means by offset in the delete's
     # topic-partition, and by time in others.
-    later = np.where(places == places[deleted_by], offsets >= offsets[deleted_by], in_kafka >= in_kafka[deleted_by])
-    stands = later | (deleted_by == NOT_DELETED)
-    ordered = np.lexsort((offsets, order, stands, places, keys))
-    last = ordered[_run_ends(keys[ordered], places[ordered])]
-    if several:
-        of_all = np.lexsort((places[last], in_kafka[last], order[last], stands[last], keys[last]))
-        last = last[of_all[_run_ends(keys[last][of_all])]]
+    later = np.where(partitions == partitions[deleted_by], offsets >= offsets[deleted_by], times >= times[deleted_by])
+    survives = later | (deleted_by == NOT_DELETED)
+    ordered = np.lexsort((offsets, order, survives, partitions, keys))
+    last = ordered[_run_ends(keys[ordered], partitions[ordered])]
+    if in_several:
+        by_key = np.lexsort((partitions[last], times[last], order[last], survives[last], keys[last]))
+        last = last[by_key[_run_ends(keys[last][by_key])]]
     numbers = np.sort(last)
-    found = NewestChanges(changes.take(pa.array(numbers)), numbers, count - len(numbers))
+    newest = NewestChanges(changes.take(pa.array(numbers)), numbers, count - len(numbers))
     if not count:
-        return found
+        return newest
     if rules.order_by:
-        found = replace(found, orders=column(changes, rules.order_by))
-    if bare.any():
-        found = replace(found, deleted_by=deleted_by[numbers])
-    if bare.any() or rules.replays:
-        found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-    return _ChangesByKey(changes, ordered, keys, places).fill_missing(found, ids)
+        newest = replace(newest, orders=column(changes, rules.order_by))
+    if unordered.any():
+        newest = replace(newest, deleted_by=deleted_by[numbers])
+    if unordered.any() or rules.replays:
+        newest = replace(newest, coordinates=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
+    return _ChangesByKey(changes, ordered, keys, partitions).fill_missing(newest, ids)
 
 
-def _order_across_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
+def _order_across_logs(
+    order: Numbers, completed: Logs, keys: Numbers, partitions: Numbers, offsets: Numbers
+) -> Numbers:
     """Return order values in which each newer log of a topic-partition comes after the log before it.
 
     `began_again` defines when a log begins again: with a change that is later than all changes before it. A change
     without a position gets the highest position before it in its log.
     """
-    ordered = np.lexsort((offsets, places, keys))
-    begins = np.r_[True, _run_ends(keys[ordered], places[ordered])[:-1]]
+    ordered = np.lexsort((offsets, partitions, keys))
+    begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
     known, of_times = np.unique(completed.ms, return_inverse=True)
     latest = known[_running_maximum(of_times[ordered], begins)]
@@ -124,64 +118,54 @@ def _order_across_logs(order: Numbers, completed: Logs, keys: Numbers, places: N
     return found
 
 
-def _differs_from_last(
-    parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers
-) -> NDArray[np.bool_]:
-    """Mask of later changes whose name or server (`parts`) differs from that of the last later change of their
-    group.
-    """
+def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
+    """Mask of later changes whose name or server differs from the last later change of their group."""
     codes = encode_keys([parts], len(parts))[ordered]
-    is_named = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
+    is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
     last = np.r_[-1, last[:-1]]
-    found: NDArray[np.bool_] = is_named & (last >= first) & (codes[np.maximum(last, 0)] != codes)
+    found: Mask = is_named & (last >= first) & (codes[np.maximum(last, 0)] != codes)
     return found
 
 
-def _running_maximum(values: Numbers, begins: NDArray[np.bool_]) -> Numbers:
+def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
     """Return the running maximum within each group; a group begins where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
 
 
-def unordered_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
     """Mask of deletes without an order value, such as tombstones. They take effect at their position in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
-    found: NDArray[np.bool_] = pc.and_(deletes, column(changes, rules.order_by).is_null()).to_numpy(
-        zero_copy_only=False
-    )
-    return found
+    return to_mask(pc.and_(deletes, column(changes, rules.order_by).is_null()))
 
 
 def _last_unordered_deletes(
-    bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers
+    unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return, for each change, the last bare delete of its key: the last by offset in a topic-partition, then by
-    time.
-    """
-    bares = np.flatnonzero(bare)
-    bares = bares[np.lexsort((offsets[bares], places[bares], keys[bares]))]
-    bares = bares[_run_ends(keys[bares], places[bares])]
-    bares = bares[np.lexsort((places[bares], times[bares], keys[bares]))]
-    bares = bares[_run_ends(keys[bares])]
+    """Return each change's last unordered delete of its key, by offset in a topic-partition, then by time."""
+    last = np.flatnonzero(unordered)
+    last = last[np.lexsort((offsets[last], partitions[last], keys[last]))]
+    last = last[_run_ends(keys[last], partitions[last])]
+    last = last[np.lexsort((partitions[last], times[last], keys[last]))]
+    last = last[_run_ends(keys[last])]
     of_key = np.full(1 + keys.max(initial=0), NOT_DELETED)
-    of_key[keys[bares]] = bares
+    of_key[keys[last]] = last
     return of_key[keys]
 
 
-def encode_partitions(changes: pa.Table) -> NDArray[np.int64]:
+def encode_partitions(changes: pa.Table) -> Numbers:
     """Return a number for the topic-partition of each row, ordered by topic and partition. The number breaks ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
-    places: NDArray[np.int64] = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
-    return places
+    partitions: Numbers = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
+    return partitions
 
 
-def _run_ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask of the last row in each run of rows with equal values."""
+def _run_ends(*groups: Numbers) -> Mask:
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
         ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
@@ -193,38 +177,36 @@ class _ChangesByKey:
     """All changes of a batch, ordered by key, topic-partition and order value."""
 
     changes: pa.Table
-    ordered: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    places: NDArray[np.int64]
+    ordered: Numbers
+    keys: Numbers
+    partitions: Numbers
 
     def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
         """Return the newest changes; columns that they leave out are filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
-        wanting = [row for row, of in enumerate(kept) if of]
-        if not wanting:
+        incomplete = [row for row, missing in enumerate(kept) if missing]
+        if not incomplete:
             return newest
-        where = np.empty_like(self.ordered)
-        where[self.ordered] = np.arange(len(self.ordered))
+        index_in_order = np.empty_like(self.ordered)
+        index_in_order[self.ordered] = np.arange(len(self.ordered))
         sources = {field_id: numbers.copy() for field_id in ids.values()}
-        for row in wanting:
-            kept[row] = self._fill(int(where[numbers[row]]), kept[row], sources, row)
+        for row in incomplete:
+            kept[row] = self._fill(int(index_in_order[numbers[row]]), kept[row], sources, row)
         filled_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
-        for name, of in filled_by.items():
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, rows.schema.field(at), self.changes.column(name).take(pa.array(of)))
-        at = rows.schema.get_field_index(KEPT)
-        rows = rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
+        for name, indexes in filled_by.items():
+            rows = replace_column(rows, name, self.changes.column(name).take(pa.array(indexes)))
+        rows = replace_column(rows, KEPT, pa.array(kept, rows.schema.field(KEPT).type))
         return replace(newest, rows=rows, filled_by=filled_by)
 
-    def _fill(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
-        """Search backwards from the change at `at`; returns the columns that no earlier change supplies."""
+    def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
+        """Search backwards from `at`; returns the columns that no earlier change supplies."""
         of = self.ordered[at]
         left = set(missing)
         while left and at > 0:
             at -= 1
             before = self.ordered[at]
-            if (self.keys[before], self.places[before]) != (self.keys[of], self.places[of]):
+            if (self.keys[before], self.partitions[before]) != (self.keys[of], self.partitions[of]):
                 break
             # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
@@ -243,7 +225,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
     return plain(array)
 
 
-def encode_keys(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
+def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
     """Return a number for each row; rows with equal values in all columns get the same number. A null equals a null."""
     codes = np.zeros(count, np.int64)
     for array in columns:
@@ -253,8 +235,18 @@ def encode_keys(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
     return codes
 
 
-def ranks(array: pa.Array) -> NDArray[np.int64]:
+def ranks(array: pa.Array) -> Numbers:
     """Return the dense rank of each value; null has the lowest rank."""
-    found: NDArray[np.int64] = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
-    found[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
+    found[to_mask(array.is_null())] = 0
     return found
+
+
+def replace_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), name, values)
+
+
+def to_mask(array: pa.Array) -> Mask:
+    """Convert a Boolean array without nulls."""
+    mask: Mask = array.to_numpy(zero_copy_only=False).astype(np.bool_)
+    return mask

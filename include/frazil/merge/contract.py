@@ -1,12 +1,9 @@
 """The frozen values that pass between the driver and the tasks of a merge. They pickle and convert to JSON.
 
 A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet files with the table's columns and
-some internal columns. Each row is a change; the rows have any order, and a key may have several changes. Change files
-are journaled like data files, but never become part of a table. A merge turns change files into data files and
-position-delete files for the current table. If the table changes meanwhile, the merge is repeated; a task with the same
-table files and changes keeps its result.
-
-A table of such a stream has at most one row per key.
+some internal columns. Each row is a change, in any order; a key may have several changes. Change files are journaled,
+but never become part of a table. A merge turns them into data files and position-delete files for the current table. If
+the table changes meanwhile, only tasks with other files are repeated. The table has at most one row per key.
 """
 
 from __future__ import annotations
@@ -61,23 +58,21 @@ class MergeRules:
     landed: tuple[tuple[str, int], ...] = ()
     """Ends of the table's records, by `topic/partition`, for recreated topics and truncated logs.
 
-    A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
+    A row at or after this offset comes from a former record: each change of the topic-partition is later.
     """
     ignored: tuple[str, ...] = ()
     """Columns that are not compared to find updates: the Kafka coordinates."""
     traced: bool = True
-    """Whether a change that leaves its row unchanged is still written if the change's record came later than the row's.
+    """Whether a change that changes no value is written if its record came later than the row's.
 
-    This is needed when the stream has dead letters: a dead letter from between the two records must be recognised as
-    older than the row.
+    Needed with dead letters: one from between the two records must be recognised as older than the row.
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. With `window_us`, it counts changed rows by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """The event-time distance within which rows with the same key are repeats, for a stream with dedupe; the first row
-    is kept.
+    """The event-time distance within which rows with the same key are repeats (dedupe); the first is kept.
 
     The changes are then rows, staged as data files. Of these rules, only the key and the event time apply.
     """
@@ -90,9 +85,7 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether all deletes in this file concern one data file, so that the data file's next delete file can replace this
-    file.
-    """
+    """Whether all deletes concern one data file, whose next delete file can then replace this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +102,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One task of a merge: some changes, and the table's files that the task merges them with.
-
-    Equal tasks have equal results, because files never change.
-    """
+    """One task of a merge. Equal tasks have equal results, because files never change."""
 
     index: int
     changes: tuple[str, ...]
@@ -121,10 +111,7 @@ class MergeTask:
     inserts: bool
     """Whether only this task's files can have these keys. The task then inserts the keys that its files do not have."""
     matched: bytes = b""
-    """The indexes of the changes that other tasks matched, for a task without files, which inserts the other changes.
-
-    A serialised `pyroaring.BitMap64`.
-    """
+    """A serialised `BitMap64` of the changes that other tasks matched; this task inserts the others."""
     share: tuple[str, ...] = ()
     """The files of `changes` that this task rewrites, if it is a task of the last round of a stream with dedupe."""
 
@@ -192,10 +179,7 @@ class MergeResult:
     """Paths of delete files that no longer delete anything, or whose deletes are in one of `files`."""
     counts: Counts
     matched: bytes = b""
-    """The indexes of the changes whose keys are in the task's files, serialised as in `MergeTask`.
-
-    Empty for a task that inserts.
-    """
+    """The changes whose keys are in the task's files, as in `MergeTask`. Empty for a task that inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
     """Number of inserted, updated and deleted rows by the start of their window, in microseconds since 1970."""
     bytes_read: int = 0

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
-from frazil.merge.changes import NewestChanges, column
+from frazil.merge.changes import NewestChanges, Numbers, column, to_mask
 from frazil.merge.contract import TableFile
 from frazil.merge.table_files import Reader
 
-CHANGE_ROW, PLACE = "_change", "_place"
+CHANGE_ROW, INDEX = "_change", "_index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,11 @@ class LocatedRows:
     """The rows of one data file whose keys have changes. Leaves out deleted rows."""
 
     file: TableFile
-    positions: NDArray[np.int64]
+    positions: Numbers
     """Positions of the rows in the file, in order."""
-    changes: NDArray[np.int64]
-    """The row of `Newest.rows` with the same key, for each position."""
-    deleted: NDArray[np.int64]
+    changes: Numbers
+    """The row of `NewestChanges.rows` with the same key, for each position."""
+    deleted: Numbers
     """Positions in the file that delete files already name."""
 
 
@@ -44,40 +43,36 @@ class KeyIndex:
         self.bounds = {
             name: _min_max(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)
         }
-        """The minimum and maximum of key columns."""
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
     def batch_rows(self) -> int:
-        """Number of rows to look up at once. Even for few rows, the cost of a lookup grows with the number of
-        keys.
-        """
+        """Number of rows to look up at once. The cost of a lookup grows with the number of keys."""
         return max(2**18, int(self._keys.num_rows))
 
-    def find_rows(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the indexes of rows that have one of the keys, in order, and the change for each of these rows."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
             of = pc.index_in(first, self._values.cast(first.type))
-            found = np.flatnonzero(of.is_valid().to_numpy(zero_copy_only=False))
+            found = np.flatnonzero(to_mask(of.is_valid()))
             return found, of.drop_null().to_numpy().astype(np.int64)
-        likely = np.flatnonzero(pc.is_in(first, self._values).to_numpy(zero_copy_only=False))
+        likely = np.flatnonzero(to_mask(pc.is_in(first, self._values)))
         if not len(likely):
             return likely, likely
         taken = {name: array.take(pa.array(likely)) for name, array in columns.items()}
-        left = pa.table({**taken, PLACE: pa.array(likely)})
+        left = pa.table({**taken, INDEX: pa.array(likely)})
         keys = self._keys.cast(
             pa.schema([*(left.schema.field(name) for name in self._key), self._keys.schema.field(CHANGE_ROW)])
         )
         joined = left.join(keys, keys=list(self._key), join_type="inner", use_threads=False)
-        places = column(joined, PLACE).to_numpy()
-        order = np.argsort(places, kind="stable")
-        return places[order], column(joined, CHANGE_ROW).to_numpy()[order]
+        indexes = column(joined, INDEX).to_numpy()
+        order = np.argsort(indexes, kind="stable")
+        return indexes[order], column(joined, CHANGE_ROW).to_numpy()[order]
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether Parquet statistics of this type can be compared with column values."""
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
@@ -105,18 +100,18 @@ def locate_rows(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, k
     yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, len(files)))
 
 
-_Match = tuple[NDArray[np.int64], NDArray[np.int64]]
+_Match = tuple[Numbers, Numbers]
 
 
 def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
-    """Look up the rows of several row groups at once, and assign the results to the groups' files."""
+    """Look up the rows of several row groups at once, and assign the results to their files."""
     if not pending:
         return
-    places, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
+    indexes, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
     first = 0
     for number, start, rows in pending:
-        rows_of_group = slice(*np.searchsorted(places, (first, first + rows.num_rows)))
-        found[number].append((places[rows_of_group] - first + start, of[rows_of_group]))
+        rows_of_group = slice(*np.searchsorted(indexes, (first, first + rows.num_rows)))
+        found[number].append((indexes[rows_of_group] - first + start, of[rows_of_group]))
         first += rows.num_rows
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
@@ -19,64 +18,59 @@ from frazil.merge.changes import (
     PARTITION,
     TIMESTAMP,
     TOPIC,
+    Mask,
     NewestChanges,
+    Numbers,
     column,
+    replace_column,
+    to_mask,
     unordered_deletes,
 )
 from frazil.merge.contract import MergeRules
 
 
-def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> NDArray[np.bool_]:
+def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
     """Mask of changes that are older than the rows at the same index. Null is the oldest.
 
-    A delete without an order value removes every row before it, so no change after it is stale. `deletes` is the
-    result of `Newest.deletes_of` for these changes.
+    No change is stale after a delete without an order value (`deletes`, see `NewestChanges.delete_coordinates`).
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _kept_rows(orders, changes, rows, rules)
     if deletes is None:
         return old
     gone = _earlier_rows(rows, deletes, rules, unknown=not rules.replays)
-    never = _mask(column(deletes, OFFSET).is_null())
+    never = to_mask(column(deletes, OFFSET).is_null())
     return np.where(never, old, ~gone & (old | unordered_deletes(changes, rules)))
 
 
-def _kept_rows(
-    orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules
-) -> NDArray[np.bool_]:
-    """Mask of rows that are not replaced by changes with these order values and Kafka coordinates (`places`).
-
-    For the coordinates, see `MergeRules.replays`.
-    """
-    kept = ~_earlier_rows(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
+def _kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
+    """Mask of rows that stay despite these order values and coordinates; see `MergeRules.replays`."""
+    kept = ~_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
     return _below(orders, old, rules) | ~_below(old, orders, rules) & kept
 
 
-def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of new order values that are below the old values; null is the lowest. See `MergeRules.by_position`."""
-    below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
-        _mask(new.is_null()) & _mask(old.is_valid())
+def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
+    """Mask of order values below the old ones; null is the lowest. See `MergeRules.by_position`."""
+    below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
+        to_mask(new.is_null()) & to_mask(old.is_valid())
     )
     return below & ~began_again(new, old) if rules.by_position else below
 
 
-def _earlier_rows(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
-    """Mask of rows older than the record at the same index of `places`.
-
-    For rows without coordinates the result is `unknown`.
-    """
+def _earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules, *, unknown: bool = False) -> Mask:
+    """Mask of rows older than the record at the same index; `unknown` for rows without coordinates."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
-        pc.equal(column(rows, TOPIC), column(places, TOPIC)),
-        pc.equal(column(rows, PARTITION), column(places, PARTITION)),
+        pc.equal(column(rows, TOPIC), column(coordinates, TOPIC)),
+        pc.equal(column(rows, PARTITION), column(coordinates, PARTITION)),
     )
-    before = pc.or_(pc.less(column(rows, OFFSET), column(places, OFFSET)), _former_rows(rows, rules))
-    sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
-    return _mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
+    before = pc.or_(pc.less(column(rows, OFFSET), column(coordinates, OFFSET)), _former_rows(rows, rules))
+    sooner = pc.less(column(rows, TIMESTAMP), column(coordinates, TIMESTAMP))
+    return to_mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
 
 
 def _former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
@@ -90,34 +84,29 @@ def _former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
     return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
 
 
-def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of upserts that have the same values as their rows.
-
-    Values that the changes leave out must be filled already.
-    """
+def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
+    """Mask of upserts with the same values as their rows. Left-out values must be filled already."""
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
-            same &= equal(column(changes, name), column(rows, name))
-    found: NDArray[np.bool_] = same & ~delete_mask(changes)
+            same &= equal_values(column(changes, name), column(rows, name))
+    found: Mask = same & ~delete_mask(changes)
     return found
 
 
-def renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
     """Mask of unchanged rows that take the coordinates of their changes."""
     return (
         _earlier_rows(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
     )
 
 
-def delete_mask(changes: pa.Table) -> NDArray[np.bool_]:
-    return _mask(pc.equal(column(changes, CHANGE), DELETE))
+def delete_mask(changes: pa.Table) -> Mask:
+    return to_mask(pc.equal(column(changes, CHANGE), DELETE))
 
 
 def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Fill the columns that a change leaves out with the values of the table's row. `ids` are field ids by column
-    name.
-    """
+    """Fill columns that a change leaves out with the row's values. `ids` are field ids by column name."""
     kept = column(changes, KEPT)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -127,50 +116,46 @@ def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.
         mask = np.zeros(changes.num_rows, np.bool_)
         mask[parents[values == field_id]] = True
         if mask.any():
-            at = changes.schema.get_field_index(name)
             merged = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
-            changes = changes.set_column(at, name, merged)
+            changes = replace_column(changes, name, merged)
     return changes
 
 
 def keep_newer_row_values(
-    changes: pa.Table, rows: pa.Table, indexes: NDArray[np.int64], newest: NewestChanges, rules: MergeRules
+    changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Replace values that came from a stale change of the batch with the values of the table's rows.
-
-    `indexes` are the indexes of `changes` among the newest changes.
-    """
+    """Replace values of stale changes with the rows' values. `indexes` select the newest changes."""
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
-        orders, places = (
-            None if all_ is None else all_.take(pa.array(numbers[indexes])) for all_ in (newest.orders, newest.places)
+        orders, coordinates = (
+            None if all_ is None else all_.take(pa.array(numbers[indexes]))
+            for all_ in (newest.orders, newest.coordinates)
         )
-        older = _kept_rows(orders, places, rows, rules) & (numbers[indexes] != newest.numbers[indexes]) & ~cut
+        older = _kept_rows(orders, coordinates, rows, rules) & (numbers[indexes] != newest.numbers[indexes]) & ~cut
         if older.any():
-            at = changes.schema.get_field_index(name)
             values = chosen(older, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
-            changes = changes.set_column(at, name, values)
+            changes = replace_column(changes, name, values)
     return changes
 
 
-def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+def equal_values(one: pa.Array, other: pa.Array) -> Mask:
     """Mask of equal values. Null equals null, NaN equals NaN, and -0.0 is not 0.0."""
     one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):
         same = np.ones(len(one), np.bool_)
         for index in range(kind.num_fields):
-            same &= equal(pc.struct_field(one, index), pc.struct_field(other, index))
-        same &= _mask(one.is_null()) == _mask(other.is_null())
+            same &= equal_values(pc.struct_field(one, index), pc.struct_field(other, index))
+        same &= to_mask(one.is_null()) == to_mask(other.is_null())
         return same
     if pa.types.is_nested(kind):
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
         return np.fromiter((_equal_nested(a, b) for a, b in pairs), np.bool_, len(one))
-    same = _mask(pc.fill_null(pc.equal(one, other.cast(kind)), False))
-    same |= _mask(one.is_null()) & _mask(other.is_null())
+    same = to_mask(pc.fill_null(pc.equal(one, other.cast(kind)), False))
+    same |= to_mask(one.is_null()) & to_mask(other.is_null())
     if pa.types.is_floating(kind):
         same &= _signs(one) == _signs(other.cast(kind))
-        same |= _mask(pc.fill_null(pc.is_nan(one), False)) & _mask(pc.fill_null(pc.is_nan(other), False))
+        same |= to_mask(pc.fill_null(pc.is_nan(one), False)) & to_mask(pc.fill_null(pc.is_nan(other), False))
     return same
 
 
@@ -184,11 +169,6 @@ def _equal_nested(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
 
 
-def _signs(numbers: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.signbit(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False))
-    return found
-
-
-def _mask(array: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = array.to_numpy(zero_copy_only=False).astype(np.bool_)
+def _signs(numbers: pa.Array) -> Mask:
+    found: Mask = np.signbit(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False))
     return found

@@ -1,57 +1,40 @@
 """Runs one task of a merge that drops repeats: rows whose key occurred before, close in event time.
 
-The rows of a batch are staged as data files. Each task of the first round looks up the keys of these rows in some of
-the table's files. Each task of the last round also finds all repeats within the batch, and rewrites those of its files
-that have repeats. A file without repeats is added to the table as it was staged.
+The rows of a batch are staged as data files. Tasks of the first round look up their keys in some of the table's files.
+Tasks of the last round also find repeats within the batch, and rewrite those of their files that have repeats.
 
-The rows of a key are checked in order. A row is kept unless a kept row with its key is at most `within_us` away in
-event time. Rows of the table come first. Rows of a batch have the order of their topic-partition; rows of different
-topic-partitions are ordered by Kafka's timestamps.
+A row is kept unless a kept row with its key is at most `within_us` away in event time. Rows of the table come first,
+then the batch's: by offset in a topic-partition, by Kafka's timestamps across them.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import (
     OFFSET,
     PARTITION,
     TIMESTAMP,
     TOPIC,
+    Mask,
     NewestChanges,
+    Numbers,
     column,
     encode_keys,
     encode_partitions,
     ranks,
+    to_mask,
 )
-from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import Counts, MergeResult
 from frazil.merge.locate import KeyIndex
-from frazil.merge.table_files import Reader
-
-Numbers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
-
-def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None]) -> MergeResult:
-    """Run the task. Raises the storage's errors; the files of a failed task are removed if possible."""
-    run = _Task(context, task, on_progress)
-    try:
-        return run.result()
-    except BaseException:
-        run.writer.abort()
-        raise
+from frazil.merge.table_files import TaskRun, rows_without
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +48,14 @@ class _Batch:
     """Event times in microseconds since 1970."""
     timed: Mask
     """Mask of rows with an event time. A row without an event time is never a repeat."""
-    places: pa.Table
+    coordinates: pa.Table
     """Kafka coordinates, which order the rows."""
     starts: tuple[int, ...]
     """The number of each file's first row, followed by the total number of rows."""
 
 
-@dataclass
-class _Task:
-    context: MergeContext
-    task: MergeTask
-    on_progress: Callable[[int], None]
-
-    def __post_init__(self) -> None:
-        target = self.context.target
-        io: FileIO = load_file_io(dict(target.io), location=target.folder)
-        self.reader = Reader(io, target.properties, self.on_progress)
-        self.schema = Schema.model_validate_json(target.schema_json)
-        self.writer = TableWriter(target, "main", io=io, file_name=file_namer(self.task.index, 0))
+class RepeatsRun(TaskRun):
+    """One run of a task that drops repeats."""
 
     def result(self) -> MergeResult:
         batch = self._batch()
@@ -111,7 +84,7 @@ class _Task:
             rows.select(list(rules.key)),
             encode_keys([column(rows, name) for name in rules.key], rows.num_rows),
             _to_microseconds(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
-            times.is_valid().to_numpy(zero_copy_only=False),
+            to_mask(times.is_valid()),
             rows.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]),
             starts,
         )
@@ -127,31 +100,26 @@ class _Task:
         return self.context.rules.event_time
 
     def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Return the key numbers and event times of those table rows whose keys are in the batch."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
-        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for rows in self._live_rows(index.batch_rows):
-            places, of = index.find_rows(rows)
-            times = column(rows, self._event_time).take(pa.array(places))
-            known = times.is_valid().to_numpy(zero_copy_only=False)
-            found.append((codes[of[known]], _to_microseconds(times.drop_null())))
-        return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
+            indexes, changes = index.find_rows(rows)
+            times = column(rows, self._event_time).take(pa.array(indexes))
+            known = to_mask(times.is_valid())
+            parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
+        return np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of the task's files, without deleted rows; each table has about `batch_rows`
-        rows.
-        """
+        """Yield keys and event times of rows that are not deleted, about `together` rows at once."""
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
             deleted = self.reader.deleted_positions(file)
             with self.reader.open(file.path) as data:
                 for start, rows in data.row_groups(schema):
-                    stays = np.ones(rows.num_rows, np.bool_)
-                    stays[deleted[(deleted >= start) & (deleted < start + rows.num_rows)] - start] = False
-                    pending.append(rows.filter(pa.array(stays)))
+                    pending.append(rows_without(rows, start, deleted))
             if sum(rows.num_rows for rows in pending) >= together:
                 yield pa.concat_tables(pending)
                 pending = []
@@ -159,63 +127,42 @@ class _Task:
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return which of the remaining rows repeat another row of the batch.
-
-        Sorts only rows whose key occurs more than once.
-        """
+        """Return which remaining rows repeat another row. Sorts only rows whose key occurs again."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
-        order = _rank_rows(batch.places.take(pa.array(several)))
+        order = _rank_rows(batch.coordinates.take(pa.array(several)))
         return several[repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
-        """Rewrite the files of this task's share that have repeats, and count the rows that are kept and dropped."""
+        """Rewrite this task's files that have repeats, and count the kept and dropped rows."""
         replaced, share = [], set(self.task.share)
-        counts, windows = Counts(), Counter[int]()
+        counts = Counts()
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
             if path not in share:
                 continue
-            gone = repeated[start:end]
-            windows.update(self._windows(batch.times[start:end][~gone]))
-            counts += Counts(inserted=int((~gone).sum()), repeated=int(gone.sum()))
-            if gone.any():
+            is_repeat = repeated[start:end]
+            self.count_windows(batch.times[start:end][~is_repeat])
+            counts += Counts(inserted=int((~is_repeat).sum()), repeated=int(is_repeat.sum()))
+            if is_repeat.any():
                 replaced.append(path)
-                self._copy(path, gone)
+                self.copy(path, np.flatnonzero(is_repeat))
         files = tuple(self.writer.finish())
-        return MergeResult(files, tuple(replaced), (), counts, b"", dict(windows), self.reader.bytes_read)
-
-    def _copy(self, path: str, gone: Mask) -> None:
-        schema = self.writer.layout.arrow_schema
-        with self.reader.open(path) as data:
-            for start, rows in data.row_groups(self.schema):
-                stays = ~gone[start : start + rows.num_rows]
-                if stays.any():
-                    self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
-
-    def _windows(self, times: Numbers) -> dict[int, int]:
-        window_us = self.context.rules.window_us
-        if window_us is None:
-            return {}
-        starts, rows = np.unique(times // window_us * window_us, return_counts=True)
-        return dict(zip(starts.tolist(), rows.tolist(), strict=True))
+        return MergeResult(files, tuple(replaced), (), counts, b"", dict(self.windows), self.reader.bytes_read)
 
 
 def repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Mask of rows for which the table has a row with the same key nearby in event time. Pure.
-
-    `table_codes` has the key numbers of the table's rows, `table_times` their event times.
-    """
+    """Mask of rows for which the table has a row with the same key number nearby in event time. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
-    places = np.arange(len(ordered))
+    indexes = np.arange(len(ordered))
     of_table = ordered >= count
     near = np.zeros(len(ordered), np.bool_)
-    before = np.maximum.accumulate(np.where(of_table, places, -1))
-    after = np.minimum.accumulate(np.where(of_table, places, len(ordered))[::-1])[::-1]
+    before = np.maximum.accumulate(np.where(of_table, indexes, -1))
+    after = np.minimum.accumulate(np.where(of_table, indexes, len(ordered))[::-1])[::-1]
     for neighbour, exists in ((before, before >= 0), (after, after < len(ordered))):
         other = ordered[np.clip(neighbour, 0, max(len(ordered) - 1, 0))]
         same = exists & (keys[other] == keys[ordered])
@@ -264,10 +211,9 @@ def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Return a rank for each row of a batch: within a topic-partition by offset, across topic-partitions by Kafka
-    timestamp.
+    """Return each row's rank: by offset in its topic-partition, across them by Kafka timestamp.
 
-    A producer may send timestamps that go back, so the running maximum within the topic-partition counts.
+    Timestamps may go back, so the running maximum within the topic-partition counts.
     """
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()

@@ -1,9 +1,11 @@
-"""Reads a table's data files and position-delete files, and writes position-delete files."""
+"""Reads a table's data files and position-delete files, and writes new ones."""
 
 from __future__ import annotations
 
 import base64
 import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -12,9 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pyiceberg.conversions import to_bytes
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import parse_mapping_from_json
@@ -23,8 +24,9 @@ from pyiceberg.types import ListType, LongType, MapType, StringType
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
-from frazil.merge.changes import column
-from frazil.merge.contract import DeleteFile, TableFile
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.changes import Numbers, column
+from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 
 NAME_MAPPING = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
@@ -32,7 +34,6 @@ PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 COMPARED = frozenset({int, str, date})
 """Types for which PyArrow returns statistics as the same Python types as array values."""
 Bounds = Mapping[str, tuple[Any, Any]]
-"""The minimum and maximum value by column name."""
 _DELETES = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
@@ -47,12 +48,11 @@ class Reader:
 
     io: FileIO
     properties: Mapping[str, str]
-    """The table's properties."""
     on_progress: Callable[[int], None] = lambda _: None
     """Called after each row group with the number of rows read so far."""
     bytes_read: int = 0
     rows_read: int = 0
-    _deletes: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
+    _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
     def open(self, path: str) -> DataReader:
         source = self.io.new_input(path)
@@ -69,13 +69,13 @@ class Reader:
         with found:
             return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))])
 
-    def deleted_positions(self, file: TableFile) -> NDArray[np.int64]:
+    def deleted_positions(self, file: TableFile) -> Numbers:
         """Return the positions of a data file's rows that delete files name, in order."""
         found = [self._positions_by_file(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
 
-    def _positions_by_file(self, delete: DeleteFile) -> dict[str, NDArray[np.int64]]:
+    def _positions_by_file(self, delete: DeleteFile) -> dict[str, Numbers]:
         if delete.path in self._deletes:
             return self._deletes[delete.path]
         by_path = self.deletes(delete.path)
@@ -83,15 +83,15 @@ class Reader:
             self._deletes[delete.path] = by_path
         return by_path
 
-    def deletes(self, path: str) -> dict[str, NDArray[np.int64]]:
+    def deletes(self, path: str) -> dict[str, Numbers]:
         """Return the positions that a position-delete file names, in order, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.read(rows)
         return _group_by_path(rows)
 
 
-def _group_by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
-    """Group the positions in a delete file by data file. A delete file may name thousands of data files."""
+def _group_by_path(deletes: pa.Table) -> dict[str, Numbers]:
+    """Group the positions by data file; a delete file may name thousands."""
     if not deletes.num_rows:
         return {}
     paths = column(deletes, "file_path").dictionary_encode()
@@ -102,9 +102,7 @@ def _group_by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema for reading. All fields are nullable, because other programs may have written the
-    files.
-    """
+    """Return the Arrow schema for reading: all fields nullable, because other programs write files too."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
@@ -122,10 +120,7 @@ class DataReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the position of each row group's first row, and the group's rows in the given schema.
-
-        `wanted` selects row groups; None selects all.
-        """
+        """Yield the first position and the rows of each row group, or of those in `wanted`."""
         physical, expected = self._physical(), arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -141,7 +136,7 @@ class DataReader:
             ]
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
 
-    def rows_at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
+    def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
         """Return the rows at these positions, which must be sorted."""
         parts = [no_rows(arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
@@ -174,11 +169,68 @@ class DataReader:
         return [0, *np.cumsum(sizes).tolist()]
 
 
-def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Whether a column may have values between the ends.
+@dataclass
+class TaskRun(ABC):
+    """One run of a task: reads the task's files, and writes new files of the table."""
 
-    Returns True for statistics of types that are not compared.
-    """
+    context: MergeContext
+    task: MergeTask
+    on_progress: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        target = self.context.target
+        self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
+        self.reader = Reader(self.io, target.properties, self.on_progress)
+        self.schema = Schema.model_validate_json(target.schema_json)
+        self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
+        self.windows = Counter[int]()
+        self.staged: list[StagedFile] = []
+        """Files that were not written by `writer`."""
+
+    def run(self) -> MergeResult:
+        """Run the task. If it fails, the files that it wrote are removed if possible."""
+        try:
+            return self.result()
+        except BaseException:
+            self.writer.abort()
+            for file in self.staged:
+                self.io.delete(file.path)
+            raise
+
+    @abstractmethod
+    def result(self) -> MergeResult: ...
+
+    def write(self, rows: pa.Table) -> pa.Table:
+        """Write rows, and return them in the table's schema."""
+        schema = self.writer.layout.arrow_schema
+        rows = rows.select(schema.names).cast(schema)
+        self.writer.add(rows)
+        return rows
+
+    def copy(self, path: str, leaving: Numbers) -> None:
+        """Write the rows of a file again, except the rows at the positions `leaving`."""
+        with self.reader.open(path) as data:
+            for start, rows in data.row_groups(self.schema):
+                stays = rows_without(rows, start, leaving)
+                if stays.num_rows:
+                    self.write(stays)
+
+    def count_windows(self, times: Numbers) -> None:
+        """Count rows by window. `times` are their event times in microseconds since 1970."""
+        if window_us := self.context.rules.window_us:
+            starts, counts = np.unique(times // window_us * window_us, return_counts=True)
+            self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+
+
+def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
+    """Return the rows of a row group that begins at position `start`, except those at the positions `leaving`."""
+    stays = np.ones(rows.num_rows, np.bool_)
+    stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
+    return rows.filter(pa.array(stays))
+
+
+def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
+    """Whether a column may have values between the ends; True for types that are not compared."""
     if statistics is None or not statistics.has_min_max:
         return True
     lowest, greatest = statistics.min, statistics.max
@@ -187,11 +239,8 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     return bool(lowest <= ends[1] and ends[0] <= greatest)
 
 
-def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:
-    """Write a file that deletes rows of one data file.
-
-    The bounds of its path column are the data file's full path, so that readers can match the two files.
-    """
+def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
+    """Write a file that deletes rows of one data file, whose path is the bounds of the path column."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)

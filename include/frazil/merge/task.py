@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
-from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.changes import NewestChanges, column, find_newest_changes
+from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, RowRemoval, TableFile
 from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
 from frazil.merge.outcome import (
@@ -29,11 +24,10 @@ from frazil.merge.outcome import (
     stale_changes,
     unchanged_rows,
 )
-from frazil.merge.repeats import drop_repeats
-from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
+from frazil.merge.repeats import RepeatsRun
+from frazil.merge.table_files import TaskRun, arrow_schema, write_position_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
-"""The number for a missing event time."""
 
 
 def merge(
@@ -44,46 +38,23 @@ def merge(
     A task of a stream with dedupe runs `frazil.merge.repeats` instead. `on_progress` is called repeatedly with the
     number of rows read so far; it may raise an exception to end the task.
     """
-    if context.changes.content == "candidates":
-        return drop_repeats(context, task, on_progress=on_progress)
-    run = _Merge(context, task, on_progress)
-    try:
-        return run.result()
-    except BaseException:
-        run.abort()
-        raise
+    kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
+    return kind(context, task, on_progress).run()
 
 
 @dataclass(slots=True)
 class _RemovedRows:
     """The rows that are removed from one data file."""
 
-    found: LocatedRows
-    positions: NDArray[np.int64]
-    """Positions of the rows that this merge removes from the file."""
+    located: LocatedRows
+    positions: Numbers
 
 
-@dataclass
-class _Merge:
-    context: MergeContext
-    task: MergeTask
-    on_progress: Callable[[int], None]
-    counts: Counts = field(default_factory=Counts)
-    windows: Counter[int] = field(default_factory=Counter)
-    staged: list[StagedFile] = field(default_factory=list)
-
+class _MergeRun(TaskRun):
     def __post_init__(self) -> None:
-        target = self.context.target
-        self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
-        self.reader = Reader(self.io, target.properties, self.on_progress)
-        self.schema = Schema.model_validate_json(target.schema_json)
+        super().__post_init__()
         self.ids = {field.name: field.field_id for field in self.schema.fields}
-        self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
-
-    def abort(self) -> None:
-        self.writer.abort()
-        for file in self.staged:
-            self.io.delete(file.path)
+        self.counts = Counts()
 
     def result(self) -> MergeResult:
         rules, task = self.context.rules, self.task
@@ -99,35 +70,38 @@ class _Merge:
         matched = np.zeros(newest.rows.num_rows, np.bool_)
         leaving = list(self._match_files(newest, matched))
         if last:
-            self._insert(newest.without(matched))
+            rows = newest.without(matched).rows
+            deletes = delete_mask(rows)
+            self._count(unchanged=int(deletes.sum()), inserted=int((~deletes).sum()))
+            self._write_counted(rows.filter(pa.array(~deletes)))
         replaced, dropped = self._remove_rows(leaving)
         numbers = b"" if last else BitMap64(newest.numbers[matched].tolist()).serialize()
         files = (*self.writer.finish(), *self.staged)
         read = self.reader.bytes_read
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
-    def _match_files(self, newest: NewestChanges, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
-        """Match all files: write the new versions of rows, and mark the changes that have a row."""
+    def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
+        """Write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
-        for found in locate_rows(self.reader, self.task.files, index, keys):
-            first = ~matched[found.changes]  # a key that other programs wrote twice is updated once
+        for located in locate_rows(self.reader, self.task.files, index, keys):
+            first = ~matched[located.changes]  # a key that other programs wrote twice is updated once
             once = np.zeros(len(first), np.bool_)
-            once[np.unique(found.changes, return_index=True)[1]] = True
+            once[np.unique(located.changes, return_index=True)[1]] = True
             first &= once
-            matched[found.changes] = True
-            leaves = self._apply_changes(newest, found, first) if len(found.positions) else found.positions
-            yield _RemovedRows(found, leaves)
+            matched[located.changes] = True
+            leaves = self._apply_changes(newest, located, first) if len(located.positions) else located.positions
+            yield _RemovedRows(located, leaves)
 
-    def _apply_changes(self, newest: NewestChanges, found: LocatedRows, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the positions of the rows that are removed from the file because a change updates or deletes them."""
+    def _apply_changes(self, newest: NewestChanges, located: LocatedRows, first: Mask) -> Numbers:
+        """Return the positions of the rows that a change updates or deletes."""
         rules = self.context.rules
-        with self.reader.open(found.file.path) as data:
-            rows = data.rows_at(self.schema, found.positions)
-        changes = newest.rows.take(pa.array(found.changes))
-        changes = fill_left_out(keep_newer_row_values(changes, rows, found.changes, newest, rules), rows, self.ids)
-        old = stale_changes(changes, rows, rules, newest.deletes_of(found.changes))
+        with self.reader.open(located.file.path) as data:
+            rows = data.rows_at(self.schema, located.positions)
+        changes = newest.rows.take(pa.array(located.changes))
+        changes = fill_left_out(keep_newer_row_values(changes, rows, located.changes, newest, rules), rows, self.ids)
+        old = stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
         same = unchanged_rows(changes, rows, rules) & ~old
         gone = delete_mask(changes) & ~old
         new = ~old & ~same & ~gone
@@ -138,100 +112,80 @@ class _Merge:
             deleted=int((gone & first).sum()),
             updated=int((new & first).sum()),
         )
-        self._write(changes.filter(pa.array(new & first)))
-        self._put(changes.filter(pa.array(renews & first)))
-        self._count_windows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
+        self._write_counted(changes.filter(pa.array(new & first)))
+        self.write(changes.filter(pa.array(renews & first)))
+        self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
         # If other programs wrote a key twice, one row stays.
-        return found.positions[(gone | new | renews) & first | ~old & ~first]
+        return located.positions[(gone | new | renews) & first | ~old & ~first]
 
-    def _changes_window(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
-        """Mask of rows that their changes move to another window. Both windows have then changed."""
+    def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
+        """Mask of rows that change their window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
         before, after = (
-            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
-            for of in (rows, changes)
+            pc.fill_null(column(table, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
+            for table in (rows, changes)
         )
-        moved: NDArray[np.bool_] = before != after
+        moved: Mask = before != after
         return moved
 
-    def _insert(self, unmatched: NewestChanges) -> None:
-        gone = delete_mask(unmatched.rows)
-        self._count(unchanged=int(gone.sum()), inserted=int((~gone).sum()))
-        self._write(unmatched.rows.filter(pa.array(~gone)))
-
-    def _write(self, rows: pa.Table) -> None:
+    def _write_counted(self, rows: pa.Table) -> None:
         if rows.num_rows:
-            self._count_windows(self._put(rows))
+            self._count_rows(self.write(rows))
 
-    def _put(self, rows: pa.Table) -> pa.Table:
-        schema = self.writer.layout.arrow_schema
-        rows = rows.select(schema.names).cast(schema)
-        self.writer.add(rows)
-        return rows
-
-    def _count_windows(self, rows: pa.Table) -> None:
-        """Count rows by window."""
-        rules = self.context.rules
-        if rules.event_time is None or rules.window_us is None or not rows.num_rows:
-            return
-        times = column(rows, rules.event_time).drop_null().cast(pa.int64()).to_numpy()
-        starts, counts = np.unique(times // rules.window_us * rules.window_us, return_counts=True)
-        self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+    def _count_rows(self, rows: pa.Table) -> None:
+        event_time = self.context.rules.event_time
+        if event_time is not None and rows.num_rows:
+            self.count_windows(column(rows, event_time).drop_null().cast(pa.int64()).to_numpy())
 
     def _remove_rows(self, leaving: list[_RemovedRows]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Rewrite data files, or write delete files for them. Returns the paths of data files and of delete files to
-        remove.
-        """
+        """Rewrite data files, or write delete files. Returns the data files and delete files to remove."""
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
-        for of in _group_by_partition(leaving):
-            left = {one.found.file: len(one.positions) + len(one.found.deleted) for one in of if len(one.positions)}
-            files = [one.found.file for one in of]
+        for group in _group_by_partition(leaving):
+            leaving_rows = {
+                removed.located.file: len(removed.positions) + len(removed.located.deleted)
+                for removed in group
+                if len(removed.positions)
+            }
+            files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            rewritten_paths = files_to_rewrite(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
-            for one in of:
-                file, gone = one.found.file, np.union1d(one.positions, one.found.deleted)
+            rewritten_paths = files_to_rewrite(
+                self.context.rules.how, leaving_rows, files, new_rows=share if new_rows else 0
+            )
+            for removed in group:
+                file, positions = removed.located.file, np.union1d(removed.positions, removed.located.deleted)
                 if file.path in rewritten_paths:
-                    self._copy(file, gone)
+                    self.copy(file.path, positions)
                     replaced.append(file.path)
-                elif len(one.positions):
-                    self.staged.append(write_position_deletes(self.io, file, gone, folder=self.context.target.folder))
+                elif len(removed.positions):
+                    self.staged.append(
+                        write_position_deletes(self.io, file, positions, folder=self.context.target.folder)
+                    )
                 else:
                     continue
                 dropped += [delete.path for delete in file.deletes if delete.alone]
         return tuple(replaced), tuple(dropped)
 
-    def _copy(self, file: TableFile, without: NDArray[np.int64]) -> None:
-        schema = self.writer.layout.arrow_schema
-        with self.reader.open(file.path) as data:
-            for start, rows in data.row_groups(self.schema):
-                stays = np.ones(rows.num_rows, np.bool_)
-                positions = without[(without >= start) & (without < start + rows.num_rows)] - start
-                stays[positions] = False
-                if stays.any():
-                    self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
-
-    def _count(self, **found: int) -> None:
-        self.counts += dataclasses.replace(Counts(), **found)
+    def _count(self, **counts: int) -> None:
+        self.counts += dataclasses.replace(Counts(), **counts)
 
 
 def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
-    found: dict[tuple[object, ...], list[_RemovedRows]] = {}
-    for one in leaving:
-        found.setdefault((one.found.file.spec_id, one.found.file.partition), []).append(one)
-    return list(found.values())
+    groups: dict[tuple[object, ...], list[_RemovedRows]] = {}
+    for removed in leaving:
+        groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
+    return list(groups.values())
 
 
 MAX_DELETED_SHARE = 0.2
 """Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
-"""Maximum size of a file that is rewritten together with the new file, as a multiple of the new file's size.
+"""Maximum size of a file that is rewritten together with the new file, as a multiple of its size.
 
-Files are rewritten together only if at least `MIN_JOINED_FILES` of them exist. So each row is rewritten once per size
-tier, and a partition has few files of each tier.
+At least `MIN_JOINED_FILES` are rewritten together. So a row is rewritten once per size tier.
 """
 MIN_JOINED_FILES = 4
 MIN_FILE_BYTES = 64 * 2**10
@@ -239,8 +193,7 @@ MIN_FILE_BYTES = 64 * 2**10
 SMALLER_BYTES = 2**20
 """File size in bytes below which the allowed share of deleted rows shrinks in proportion.
 
-A small data file costs less to rewrite, but its delete file costs readers as much as any other. With this rule, each
-deleted row costs the same number of rewritten bytes for files of any size.
+A small file is cheap to rewrite, but its delete file costs readers as much as any other.
 """
 ROW_BYTES = 50
 """The assumed bytes per row if no file shows the actual size."""
@@ -249,21 +202,20 @@ ROW_BYTES = 50
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return the paths of the data files to rewrite.
+    """Return the paths of the data files of one partition to rewrite, if it gets `new_rows` rows.
 
-    `leaving` has the number of rows to remove from each file, including rows that delete files already remove. `files`
-    are the data files of one partition, which gets `new_rows` rows.
+    `leaving` has the number of rows to remove from each file, including those that delete files remove.
     """
     if how == "copy-on-write":
         return {file.path for file in leaving}
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
-    found = {file.path for file, rows in leaving.items() if rows > _max_deleted_rows(file)}
-    return found | _files_to_join(files, found, leaving, new_rows)
-
-
-def _max_deleted_rows(file: TableFile) -> float:
-    return MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+    rewritten = {
+        file.path
+        for file, rows in leaving.items()
+        if rows > MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+    }
+    return rewritten | _files_to_join(files, rewritten, leaving, new_rows)
 
 
 def _files_to_join(

@@ -17,8 +17,8 @@ from pyiceberg.table import Table
 
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
-from frazil.commit.members import Member, member_names, member_of, write_member
-from frazil.commit.missing_rows import tables_behind_among, tables_missing_backfill
+from frazil.commit.members import Member, member_names, read_member, write_member
+from frazil.commit.missing_rows import tables_behind, tables_missing_backfill
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import load_note
 from frazil.errors import FrazilError, SpecError
@@ -69,7 +69,7 @@ def dropped_tables(
     with catalog_errors(catalog.name):
         gone = _find_missing_names(catalog, names)
     read = sorted(gone if loaded is None else names)
-    members = in_parallel(lambda name: member_of(tables, name), read)
+    members = in_parallel(lambda name: read_member(tables, name), read)
     found = []
     for member in members:
         if member is None or not route_includes(spec, member):
@@ -125,7 +125,7 @@ def behind_default_table(
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _find_missing_names(catalog, waiting.keys())}
-    behind = tables_behind_among(tables, default_marker, waiting, remedy)
+    behind = tables_behind(tables, default_marker, waiting, remedy)
     if loaded is None:
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
@@ -144,7 +144,7 @@ def behind_default_table(
 
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
     """Map the target to a report if another table now has the name of a table that is missing rows."""
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     if member is None or not route_includes(spec, member):
         return {}
     try:
@@ -221,7 +221,7 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 def _member_or_guess(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
     """Return the member record of a missing table. If it has none, build the record from the files in its folder."""
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     if member is not None:
         return member
     value = _find_route_value(spec, tables, target)
@@ -279,6 +279,6 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    known = [found.value for found in (load_note(tables, identifier), member_of(tables, identifier)) if found]
+    known = [found.value for found in (load_note(tables, identifier), read_member(tables, identifier)) if found]
     known.append(None if spec.route is None else plain_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

@@ -13,10 +13,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind, require_marker
-from frazil.commit.following import is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
-from frazil.commit.members import Member, member_names, member_of, write_member
+from frazil.commit.marker_change import is_ahead, write_first_marker
+from frazil.commit.members import Member, member_names, read_member, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
@@ -63,7 +63,7 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
                 f"table {target} exists, but was not created for these rows; if it is meant to have them, add it to "
                 "route.tables"
             )
-        _check_not_replaced(spec, tables, member_of(tables, target), table)
+        _check_not_replaced(spec, tables, read_member(tables, target), table)
         table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
         if spec.evolution.mode != "off":
             staged = (file for journal in journals for file in journal.staged_for(target))
@@ -90,7 +90,7 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     is_named = spec.route is not None and target in spec.route.tables.values()
     if is_named or property_name(spec.name) in properties:
         return False
-    member = member_of(tables, target)
+    member = read_member(tables, target)
     value = member.value if member else _route_value_in_note(spec, tables, target)
     own = properties.get(value_property(spec.name))
     return own is None or value not in {None, own}
@@ -110,7 +110,7 @@ def _check_only_waiting_files(tables: StreamTables, target: Target, journals: Se
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
     """Raise TableLost if the route once had this missing table: a new table would not have its rows."""
-    if (member := member_of(tables, target)) is not None:
+    if (member := read_member(tables, target)) is not None:
         raise TableLost(dropped_sentence(spec, tables, member))
 
 
@@ -185,7 +185,7 @@ class RoutedTables:
     def _keep_unread(self, default_marker: Marker) -> None:
         """Keep existing tables that cannot be loaded: their rows wait, even if the route no longer allows the value."""
         names = sorted(self._unread & self._members)
-        members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names))
+        members = filter(None, in_parallel(lambda name: read_member(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
         self._in_parallel(
             lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets]
@@ -195,7 +195,7 @@ class RoutedTables:
         """Return the values of the template's tables that the catalog no longer has. An operator decides about them."""
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
-        found = (member_of(self.tables, name) for name in names)
+        found = (read_member(self.tables, name) for name in names)
         return [m.value for m in found if m is not None and m.value is not None and route_includes(self.spec, m)]
 
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
@@ -311,7 +311,7 @@ class RoutedTables:
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Prepare an existing table for this epoch. Raises TableLost, AdoptionRequired and RouteBehind."""
         identifier = table_identifier(table)
-        member = member_of(self.tables, identifier) if identifier in self._members else None
+        member = read_member(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
         table = copy_renames(table, self.tables.main.current())
         table = evolve_to_declaration(table, routed_table(self.spec, identifier, value), self.spec.name)

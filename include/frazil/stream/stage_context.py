@@ -99,7 +99,7 @@ def declared_context(
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
     """Return the layout in which tasks stage records for one of the stream's tables."""
     merging = merge_config(spec)
-    return target_table(table, folder=folder) if merging is None else merging.staged(table, folder=folder)
+    return target_table(table, folder=folder) if merging is None else merging.staging_target(table, folder=folder)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:

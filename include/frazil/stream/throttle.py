@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
-from frazil.commit.manifest_lists import manifests_of
+from frazil.commit.manifest_lists import read_manifests
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 
@@ -45,7 +45,7 @@ class Measure:
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
     """Measure the table's branch `main`. An open backfill branch would count its snapshots again."""
     main = list(ancestors(table.metadata))
-    manifests = len(manifests_of(main[0], table.io)) if main else 0
+    manifests = len(read_manifests(main[0], table.io)) if main else 0
     return Measure(len(main), manifests, commit_s, at_ms)
 
 

@@ -16,7 +16,7 @@ from frazil.audit.findings import Audit, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.routed import Replays, RoutedRows, compare_places, count_tables
 from frazil.audit.run import audit_stream
-from frazil.commit.period import Period
+from frazil.commit.history import Period
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, merge_tallies
 from frazil.table.catalogs import load_catalog

@@ -22,10 +22,10 @@ from frazil.commit.backfill_marker import (
     read_backfill,
 )
 from frazil.commit.backfill_records import BackfillRecord, published_records
+from frazil.commit.history import Period
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
-from frazil.commit.period import Period
 from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
@@ -340,7 +340,7 @@ def test_a_backfill_names_the_last_runs(live: Any) -> None:
         committer = committer.owned_by(committer.epoch + 1, run)
     assert committer.runs == ("dag/0", *others[1:], "dag/first")[-MAX_RUNS:]
     before = dataclasses.replace(committer, abandoned_runs=("dag/first", "dag/older"))
-    assert before.abandoned("ada").abandoned_runs == committer.runs
+    assert before.as_abandoned("ada").abandoned_runs == committer.runs
 
 
 def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stands_where_it_stood(live: Any) -> None:

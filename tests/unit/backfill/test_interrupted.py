@@ -31,7 +31,7 @@ def made(tmp_path: Path, frazil_home: Path) -> MadeStream:  # noqa: ARG001
 
 
 def begin(made: MadeStream, worker: Worker, monkeypatch: pytest.MonkeyPatch, **request: str) -> BackfillMarker:
-    monkeypatch.setattr(Worker, "this", lambda: worker)
+    monkeypatch.setattr(Worker, "current_process", lambda: worker)
     return BackfillCommitter.begin(made.tables, parse_request({"stream": "made", **request})).backfill
 
 
@@ -55,8 +55,8 @@ def test_a_backfill_whose_process_was_killed_is_shown_as_interrupted(
 def test_a_backfill_on_which_a_process_works_is_only_open(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = begin(made, Worker.this(), monkeypatch)
-    assert last.worker == Worker.this()
+    last = begin(made, Worker.current_process(), monkeypatch)
+    assert last.worker == Worker.current_process()
     assert last.worker.pid == os.getpid()
     assert "interrupted" not in call(tmp_path, "backfill", "made", "--status")
     assert f"backfill {last.id}: staging, 0 of 0 chunks" in call(tmp_path, "status", "made")

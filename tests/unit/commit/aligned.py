@@ -21,7 +21,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, open_branch
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import before_reset
-from frazil.commit.sweep import bare_path, referenced
+from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
@@ -130,7 +130,7 @@ class Aligned:
     def check_storage(self) -> None:
         """Nothing is missing that a snapshot of either branch needs, and nothing is left over."""
         table = self.world.load()
-        assert referenced(table) >= self.world.parquet_files()
+        assert referenced_paths(table) >= self.world.parquet_files()
         assert self.world.used_manifests() == self.world.manifests()
 
 
@@ -151,10 +151,10 @@ def expire(stream: Aligned) -> None:
     gone = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in heads]
     if not gone:
         return
-    files, manifests = referenced(table), world.used_manifests()
+    files, manifests = referenced_paths(table), world.used_manifests()
     world.catalog.inner.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=gone),))
     left = world.load()
-    for path in files - referenced(left):
+    for path in files - referenced_paths(left):
         Path(path).unlink()
     for name in manifests - world.used_manifests():
         (Path(bare_path(left.location())) / "metadata" / name).unlink()

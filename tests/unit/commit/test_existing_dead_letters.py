@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from pyroaring import BitMap64
 
-from frazil.commit import existing_dead_letters
+from frazil.commit import committer
 from frazil.commit.journal import NO_DEAD_LETTERS
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import forget, reset
@@ -76,8 +76,8 @@ def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None
 
 def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
-    real = existing_dead_letters.tally_rows
-    monkeypatch.setattr(existing_dead_letters, "tally_rows", lambda *args: requested.append(1) or real(*args))
+    real = committer.tally_rows
+    monkeypatch.setattr(committer, "tally_rows", lambda *args: requested.append(1) or real(*args))
     writer = world.begin()
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
     world.run(writer, {0: (10, 20)}, rejected={0: [12]})

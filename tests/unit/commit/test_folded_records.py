@@ -13,11 +13,10 @@ import pytest
 
 from frazil.audit.claims import claims, window_claims
 from frazil.commit.folded_records import MAX_BYTES, MAX_PARALLEL_READS, split_records
-from frazil.commit.history import commit_records, first_offsets, table_position
+from frazil.commit.history import Period, commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import forget
-from frazil.commit.period import Period
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import bare_path
 from frazil.events import StreamEvent

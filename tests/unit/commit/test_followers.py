@@ -16,9 +16,9 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
-from frazil.commit.following import give_up, is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker_change import give_up, is_ahead, write_first_marker
 from frazil.commit.members import write_member
 from frazil.commit.missing_rows import tables_behind
 from frazil.commit.stream_tables import StreamTables

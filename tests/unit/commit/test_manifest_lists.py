@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
-from frazil.commit.manifest_lists import MAX_CACHED, manifests_of
+from frazil.commit.manifest_lists import MAX_CACHED, read_manifests
 from frazil.table.recent import Recent
 
 
@@ -39,7 +39,7 @@ def test_what_is_kept_of_a_list_is_what_its_file_says(world: Any):
     written = [s.manifests(io) for s in snapshots]
     assert [len(manifests) for manifests in written] == [0, 1, 2, 3, 4]
     for snapshot, manifests in zip(snapshots, written, strict=True):
-        assert manifests_of(snapshot, io) == manifests
+        assert read_manifests(snapshot, io) == manifests
 
 
 def test_a_list_that_this_process_wrote_is_not_read_for_the_next_commit(world: Any, reads: list[str]):

@@ -81,7 +81,7 @@ def change(number, region=None, **more):
 def land(world, files, base=None):
     """Commit the files, in a manifest for each partition."""
     table = world.load()
-    writer = SnapshotWriter(files, apart=lambda file: str(file.partition), base=base)
+    writer = SnapshotWriter(files, manifest_key=lambda file: str(file.partition), base=base)
     prepared = writer.prepare(table, summary={}, now_ms=world.clock_ms)
     world.catalog.inner.commit_table(table, prepared.requirements, prepared.updates)
     return world.load()
@@ -144,7 +144,7 @@ def test_a_table_without_files_has_a_task_that_inserts(by_region):
 def test_without_changes_there_is_nothing_to_do(whole):
     table = land(whole, [staged(0)])
     plan = plan_merge(table, [], KEY, parallelism=4)
-    assert (plan.tasks, plan.inserting) == ((), ())
+    assert (plan.tasks, plan.insert_tasks) == ((), ())
 
 
 def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
     plan = plan_merge(table, [change(0), change(1)], KEY, parallelism=3)
 
     assert [(len(task.files), task.inserts) for task in plan.tasks] == [(4, False)] * 3
-    (last,) = plan.inserting
+    (last,) = plan.insert_tasks
     assert last.after == (0, 1, 2)
     assert last.task(b"x").changes == plan.tasks[0].changes
     assert files_of(plan) == set(range(12))
@@ -309,7 +309,7 @@ def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transfor
     table = catalog.inner.load_table("demo.keyed")
     found = {
         value: sum(len(task.files) for task in plan_merge(table, write(changes, value), rules, parallelism=1).tasks)
-        for changes, rules in [(UPSERTS.staged(target, ("key",)), MergeRules(("key",)))]
+        for changes, rules in [(UPSERTS.staging_target(target, ("key",)), MergeRules(("key",)))]
         for value in (one, other)
     }
     # Other engines order UUIDs by halves with a sign; these two share a bucket.

@@ -244,7 +244,7 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     committer = world.begin()
     batch = BatchKey(committer.epoch, world.marker().at.batch + 1)
     table = world.load()
-    target = UPSERTS.staged(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
+    target = UPSERTS.staging_target(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
     writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
     change = {"ts": event_time(1), "name": "new", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 1}
     writer.add(pa.Table.from_pylist([{**change, CHANGE: UPSERT}], schema=writer.layout.arrow_schema))

@@ -22,9 +22,9 @@ from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, merged_ranges
 from frazil.audit.run import audit_stream
+from frazil.commit.history import HOUR_MS, Period, complete_hours, last_period, period_between
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
-from frazil.commit.period import HOUR_MS, Period, complete_hours, last_period, period_between
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.offsets.tally import OffsetTally

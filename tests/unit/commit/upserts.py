@@ -103,7 +103,7 @@ class UpsertWorld(World):
 
     def stage_changes(self, key: BatchKey, changes: Changes) -> tuple[StagedFile, ...]:
         table = self.load()
-        target = UPSERTS.staged(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
+        target = UPSERTS.staging_target(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
         found: list[StagedFile] = []
         made = [self._row(number, row) for number, row in changes]
         for rows in (made[::2], made[1::2]):

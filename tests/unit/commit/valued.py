@@ -214,7 +214,7 @@ class ValuedWorld(World):
         table = self.load()
         target = target_table(table, folder=batch_folder(table, self.stream, key))
         if content == "changes":
-            target = UPSERTS.staged(target, self.key_columns)
+            target = UPSERTS.staging_target(target, self.key_columns)
         writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
         coordinates = {
             "kafka_topic": "events",

@@ -23,9 +23,9 @@ from frazil.backfill import routes
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import chunks
+from frazil.commit.backfill_records import committed_chunks
+from frazil.commit.history import Period
 from frazil.commit.opened import open_stream
-from frazil.commit.period import Period
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import replay
@@ -387,7 +387,7 @@ def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
     assert made.rows() == right
     backfill = read_backfill(made.tables.main.refresh().properties, "shop")
     assert backfill is not None
-    routes.commit_to_routed_tables(opened_stream.tables, backfill, chunks(made.tables.journals, backfill))
+    routes.commit_to_routed_tables(opened_stream.tables, backfill, committed_chunks(made.tables.journals, backfill))
     assert made.rows() == right, "once, whoever brings them"
     check_audit(made)
 

@@ -23,7 +23,7 @@ from frazil.backfill.rules import check_declared, check_no_open_windows
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import chunks
+from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import WINDOWS
@@ -109,7 +109,7 @@ class World:
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
         main, dead = tables.main.current(), tables.dead_letters.current()
-        changes = UPSERTS.staged(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        changes = UPSERTS.staging_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
         files = [
             dataclasses.replace(file, content="changes")
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
@@ -471,7 +471,7 @@ def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World)
 def _changes(live: World) -> tuple[StagedFile, ...]:
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
-    return staged_files(chunks(live.tables.journals, backfill), "main")
+    return staged_files(committed_chunks(live.tables.journals, backfill), "main")
 
 
 STEPS_MADE = 22

@@ -52,7 +52,7 @@ def context(world: World) -> StageContext:
     schema = Schema.model_validate_json(plain.main.schema_json)
     rules = change_rules(world.spec, schema, {})
     assert rules
-    targets = {**plain.targets, "main": UPSERTS.staged(plain.main, rules.key)}
+    targets = {**plain.targets, "main": UPSERTS.staging_target(plain.main, rules.key)}
     return replace(plain, changes=rules, targets=targets, coordinates=True, beside_value=world.spec.beside_value)
 
 

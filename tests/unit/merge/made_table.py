@@ -48,7 +48,9 @@ class MadeTable:
             str(self.folder / "data"),
             2**27,
         )
-        self.changes = dataclasses.replace(UPSERTS.staged(self.target, self.rules.key), folder=str(self.folder / "new"))
+        self.changes = dataclasses.replace(
+            UPSERTS.staging_target(self.target, self.rules.key), folder=str(self.folder / "new")
+        )
 
     def land(self, rows: Sequence[Row]) -> None:
         """Rows as another writer would bring them, in a file for each partition."""

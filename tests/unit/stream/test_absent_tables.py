@@ -19,7 +19,7 @@ from pyiceberg.types import StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
-from frazil.commit.following import give_up, give_up_waiting_rows
+from frazil.commit.marker_change import give_up, give_up_waiting_rows
 from frazil.commit.missing_rows import tables_behind
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle

@@ -15,7 +15,7 @@ from frazil.airflow.side_by_side import side_by_side
 from frazil.audit.declared import audit
 from frazil.audit.findings import Audit, FindingKind
 from frazil.commit.former_table import lost_or_replaced
-from frazil.commit.period import Period, complete_hours
+from frazil.commit.history import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
