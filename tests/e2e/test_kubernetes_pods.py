@@ -1,4 +1,4 @@
-"""The pods that Spark asks a Kubernetes API for: drivers in cluster mode, executors of a driver in client mode."""
+"""The pods that Spark asks a Kubernetes API for: executors of a driver in client mode."""
 
 from __future__ import annotations
 
@@ -15,21 +15,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from frazil.cluster.kubernetes import CONTAINER
-from frazil.cluster.submission import (
-    ClusterDriver,
-    pod_name,
-    properties_text,
-    submit_command,
-    submit_environment,
-    submit_properties,
-)
-from frazil.spec.resources import Resources
-
 pytestmark = pytest.mark.soak
 
-SPARK_HOME = Path(pyspark.__file__).parent
-LAUNCH = "0123456789abcdef0123456789abcdef"
 START = """
 import sys
 from frazil.spec.model import StreamSpec
@@ -106,53 +93,17 @@ def kubernetes() -> Iterator[tuple[Api, str]]:
         server.shutdown()
 
 
-def environment() -> dict[str, str]:
-    return submit_environment(SPARK_HOME, {**os.environ, "KUBECONFIG": os.devnull})
-
-
-def test_the_drivers_pod_is_named_by_its_launch_has_no_secret_and_is_made_once(
-    kubernetes: tuple[Api, str], tmp_path: Path
-) -> None:
-    api, master = kubernetes
-    spark = {
-        "spark.kubernetes.namespace": "lake",
-        "spark.kubernetes.container.image": "frazil:1",
-        "spark.kubernetes.driver.secretKeyRef.KAFKA_PASSWORD": "kafka:password",
-        "spark.kubernetes.authenticate.driver.serviceAccountName": "frazil-writers",
-    }
-    resources = Resources.model_validate({"master": master, "spark": spark})
-    program, secret = "local:///opt/frazil/write_stream.py", {"KAFKA_PASSWORD": "hush"}
-    driver = ClusterDriver("ticks", LAUNCH, program, ("ticks", "--streams", "/streams"), resources, secret)
-    file = tmp_path / "driver.properties"
-    file.write_text(properties_text(submit_properties(driver)))
-    command = submit_command(SPARK_HOME, file, driver)
-
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    pod = api.pods[pod_name(driver)]
-    assert "hush" not in json.dumps(pod)
-    assert (pod["spec"]["restartPolicy"], pod["spec"]["serviceAccountName"]) == ("Never", "frazil-writers")
-    assert pod["metadata"]["labels"]["frazil-launch"] == LAUNCH
-    (container,) = pod["spec"]["containers"]
-    assert (container["name"], container["image"]) == (CONTAINER, "frazil:1")
-    assert container["args"][-4:] == [program, "ticks", "--streams", "/streams"]
-    assert container["resources"]["limits"]["memory"] == "2048Mi"
-    assert {"name": "kafka", "key": "password"} in [
-        each["valueFrom"]["secretKeyRef"] for each in container["env"] if "secretKeyRef" in each.get("valueFrom", {})
-    ]
-
-    again = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-    assert again.returncode != 0
-    assert "already exists" in again.stderr
-    assert len(api.pods) == 1
-
-
 def test_a_driver_in_client_mode_asks_for_executors_with_room_for_their_python(
     kubernetes: tuple[Api, str], eventually: Callable[..., Any]
 ) -> None:
     api, master = kubernetes
     command = [sys.executable, "-c", START, master]
-    with subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent), "KUBECONFIG": os.devnull},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as driver:
         try:
             eventually(lambda: len(api.pods) == 2, within_s=120)
         finally:

@@ -113,12 +113,13 @@ def test_triggerers_have_the_service_account_whose_role_may_make_and_delete_exec
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": "frazil"}]
     rights = {resource: set(rule["verbs"]) for rule in found["Role"]["rules"] for resource in rule["resources"]}
     assert rights["pods"] >= {"create", "get", "list", "watch", "delete", "deletecollection"}
+    assert rights["configmaps"] >= {"create", "deletecollection"}
     assert "get" in rights["pods/log"]
 
     overlay = yaml.safe_load((DEPLOY / "helm-values-executors.yaml").read_text())
     assert set(overlay) <= set(values)
     assert overlay["triggerer"]["serviceAccount"] == {"create": False, "name": account["name"]}
-    page = (CHECKOUT / "docs" / "how-to" / "run-on-a-cluster.md").read_text()
+    page = (CHECKOUT / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
     assert {f"${{env:{each['name']}}}" for each in overlay["triggerer"]["env"]} == set(
         re.findall(r"\$\{env:POD_\w+}", page)
     )

@@ -28,10 +28,13 @@ from click.testing import CliRunner
 
 from frazil.aggregate.spec import load_aggregation
 from frazil.cli.main import frazil
+from frazil.cluster.kubernetes_pod import driver_pod
+from frazil.cluster.submission import ClusterDriver
 from frazil.errors import FrazilError
 from frazil.ingest.transform_sql import checked
 from frazil.quality import gate
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
+from frazil.spec.resources import Resources
 from frazil.table import catalogs
 from tests.pages import Block, all_blocks, blocks, says
 
@@ -153,6 +156,8 @@ def hold_yaml(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hold_catalogs(block, folder, monkeypatch)
     elif "scrape_configs" in keys:
         hold_scraping(block)
+    elif "spec" in keys:
+        hold_pod_template(block, folder)
     elif block.text.startswith("# include/aggregations/"):
         file = Path(block.text.split()[1])
         (folder / file.name).write_text(block.text)
@@ -209,6 +214,16 @@ def hold_scraping(block: Block) -> None:
     (job,) = declared["scrape_configs"]
     (targets,) = job["static_configs"]
     assert [each for each in targets["targets"] if not 9464 <= int(each.rpartition(":")[2]) <= 9563] == []
+
+
+def hold_pod_template(block: Block, folder: Path) -> None:
+    """It changes the driver's container of a pod that frazil makes, and adds none."""
+    (folder / "pod.yaml").write_text(block.text)
+    spark = {"spark.kubernetes.driver.podTemplateFile": str(folder / "pod.yaml")}
+    resources = Resources.model_validate({"master": "k8s://h", "spark": spark})
+    pod = driver_pod(ClusterDriver("rides", "0" * 32, "drive_stream.py", (), resources, {}), namespace="frazil")
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][1:] == ["-m", "frazil.spark_apps.drive_stream"]
 
 
 def hold_json(block: Block, *_: Any) -> None:

@@ -10,11 +10,12 @@ import requests
 from frazil.cluster.api import ApiUnavailable, json_body, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.kubernetes_access import KubernetesAccess
+from frazil.cluster.kubernetes_pod import CONTAINER
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "the Kubernetes API"
-CONTAINER = "spark-kubernetes-driver"
-"""Spark's name of the driver's container. An admission controller may have added other containers to the pod."""
+_QUOTA_EXCEEDED = "exceeded quota"
+"""Part of the message with which the API refuses a pod that the namespace's ResourceQuota does not admit."""
 _WAITING_REASONS: dict[str, str] = {
     "ImagePullBackOff": "the image cannot be pulled",
     "ErrImagePull": "the image cannot be pulled",
@@ -29,10 +30,28 @@ _OUT_OF_MEMORY = (
 
 
 class DriverPod:
-    """The pod of a driver in cluster mode. Spark sets `restartPolicy: Never`, so the driver runs once."""
+    """The pod of a driver in cluster mode. It has `restartPolicy: Never`, so the driver runs once."""
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
+
+    def create(self, pod: Mapping[str, Any]) -> None:
+        """Create the pod. Has no effect if the pod exists.
+
+        Raises AccessDenied, EnvironmentUnusable if the API refuses the pod, and ApiUnavailable if it is unknown whether
+        the pod exists, or if the namespace's quota does not admit another pod now.
+        """
+        response = self._request("POST", json=pod)
+        if response.status_code in {200, 201, 202}:
+            return
+        body = json_body(response, api=API_NAME)
+        message = str(body.get("message"))
+        if response.status_code == 409 and body.get("reason") == "AlreadyExists":
+            return
+        if response.status_code == 409 or _QUOTA_EXCEEDED in message:
+            raise ApiUnavailable(f"{API_NAME} does not admit the driver's pod now: {message}")
+        problem = f"cannot create the pod {self._name}: {self._denial(response, 'create')}"
+        raise AccessDenied(problem) if response.status_code in {401, 403} else EnvironmentUnusable(problem)
 
     def status(self) -> DriverStatus:
         """See `Driver.status`."""
@@ -68,7 +87,8 @@ class DriverPod:
         return response.text[-limit_bytes:] or None if response.status_code == 200 else None
 
     def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
-        path = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}{part}"
+        pod = "" if method == "POST" else f"/{self._name}"
+        path = f"/api/v1/namespaces/{self._namespace}/pods{pod}{part}"
         try:
             session = self._access.session()
         except EnvironmentUnusable as error:
@@ -79,13 +99,13 @@ class DriverPod:
     def _denial(self, response: requests.Response, verb: str) -> str:
         if response.status_code == 401:
             return f"{API_NAME} rejects frazil's token: it has expired, or belongs to another cluster"
-        if response.status_code == 403:
-            rights = f"the Role of its service account needs the verb {verb} for pods, and get for pods/log"
-            return f"{API_NAME} denies access in the namespace {self._namespace}: {rights}"
         try:
             message = json_body(response, api=API_NAME).get("message")
         except ApiUnavailable as error:
             return str(error)
+        if response.status_code == 403:
+            rights = f"if it is a missing right, the Role of frazil's service account needs the verb {verb} for pods"
+            return f"{API_NAME} denies access in the namespace {self._namespace}: {message}; {rights}"
         return f"{API_NAME} answered {response.status_code}: {message or response.reason}"
 
 
@@ -100,12 +120,13 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     phase = status.get("phase")
     container = _driver_container(status)
     ended = container.get("state", {}).get("terminated")
+    # Why the node ended the pod, such as an eviction.
+    message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
     if ended:  # other containers, such as a service mesh's proxy, may keep the pod in the phase Running
-        return _terminated_status(ended)
+        return _terminated_status(ended, message)
     if phase == "Succeeded":
         return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     if phase == "Failed":
-        message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
         return DriverStatus(DriverState.FAILED, message or "the pod failed; Kubernetes reports no reason")
     if phase == "Unknown":
         return DriverStatus(DriverState.UNKNOWN, "the pod's node does not respond")
@@ -120,10 +141,13 @@ def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((each for each in found if each.get("name") == CONTAINER), found[0])
 
 
-def _terminated_status(ended: Mapping[str, Any]) -> DriverStatus:
+def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
-        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
+        normally = "the driver ended normally"
+        return DriverStatus(DriverState.SUCCEEDED, f"{normally}; {pod_message}" if pod_message else normally, 0)
+    if pod_message:
+        return DriverStatus(DriverState.FAILED, pod_message, code)
     if reason == "OOMKilled":
         return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY, code)
     message = f" ({reason})" if reason and reason != "Error" else ""

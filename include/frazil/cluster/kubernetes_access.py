@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,21 @@ class _Adapter(HTTPAdapter):
         super().cert_verify(conn, url, verify, cert)
         if self._authority is not None:
             conn.ca_certs = conn.ca_cert_dir = None  # use only the context's
+
+
+def find_access(master: str, environment: Mapping[str, str], *, context: str | None = None) -> KubernetesAccess:
+    """Return access to the API at `master`: as the user in the file that KUBECONFIG names, else as this pod's service
+    account, else as the user in `~/.kube/config`.
+
+    Raises EnvironmentUnusable if these credentials cannot be used.
+    """
+    named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
+    if not named and environment.get("KUBERNETES_SERVICE_HOST"):
+        access = from_service_account(environment)
+    else:
+        access = from_kubeconfig(Path(named or "~/.kube/config").expanduser(), context=context)
+    address = master.removeprefix("k8s://").rstrip("/")
+    return replace(access, address=address if "://" in address else f"https://{address}")
 
 
 def from_service_account(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:

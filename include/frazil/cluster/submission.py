@@ -1,8 +1,7 @@
-"""Builds the spark-submit command, environment and properties of a driver on YARN or Kubernetes."""
+"""A driver to submit, and the spark-submit command, environment and properties of a driver on YARN."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ PACKAGE_FOLDER = "frazil-package"
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
 PYTHON_OVERHEAD_MIB = 1024
 """Memory of the driver's container for Python, in addition to the JVM's heap, in MiB."""
-_MAX_POD_NAME_CHARACTERS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class ClusterDriver:
     in YARN the first one is found by its tag.
     """
     program: str
-    """A Python file: a path on this host, which spark-submit uploads, or `local:///path` inside the image."""
+    """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image has the same module."""
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
@@ -49,7 +47,7 @@ def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, s
 def submit_properties(driver: ClusterDriver) -> dict[str, str]:
     """Return the properties for spark-submit. `resources.spark` can override all but those that identify the driver.
 
-    Raises SpecError for a variable of the driver's environment that Kubernetes would show in the pod's description.
+    Raises SpecError for a cluster to which frazil itself submits.
     """
     resources = driver.resources
     common = {
@@ -62,23 +60,12 @@ def submit_properties(driver: ClusterDriver) -> dict[str, str]:
     fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
     if resources.manager is ClusterManager.YARN:
         return {**common, **_yarn(driver), **resources.spark, **fixed, **_yarn_identity(driver)}
-    if resources.manager is ClusterManager.KUBERNETES:
-        return {**common, **_kubernetes(driver), **resources.spark, **fixed, **_kubernetes_identity(driver)}
     raise SpecError(f"application {driver.application}: {resources.master} does not accept drivers from spark-submit")
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
     """Format the properties as a `java.util.Properties` file."""
     return "".join(f"{_escape(key, in_key=True)}={_escape(value)}\n" for key, value in properties.items())
-
-
-def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod. It depends only on the application and the launch, so that Kubernetes
-    refuses a second submission of the same launch.
-    """
-    slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
-    end = f"-{driver.launch_id[:12]}-driver"
-    return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
 
 
 def yarn_tag(driver: ClusterDriver) -> str:
@@ -98,28 +85,6 @@ def _yarn_identity(driver: ClusterDriver) -> dict[str, str]:
         # The supervisor decides whether a writer is restarted.
         "spark.yarn.maxAppAttempts": "1",
         "spark.yarn.tags": yarn_tag(driver),
-    }
-
-
-def _kubernetes(driver: ClusterDriver) -> dict[str, str]:
-    secrets = "spark.kubernetes.driver.secretKeyRef."
-    exposed = [name for name in driver.environment if f"{secrets}{name}" not in driver.resources.spark]
-    if exposed:
-        raise SpecError(
-            f"application {driver.application} needs {', '.join(sorted(exposed))} in its driver's pod: set the "
-            f"secret and key of each in resources.spark, as {secrets}{sorted(exposed)[0]}: secret:key"
-        )
-    python = {"PYSPARK_PYTHON": PACKAGE_PYTHON, "PYSPARK_DRIVER_PYTHON": PACKAGE_PYTHON}
-    return {
-        f"spark.kubernetes.driverEnv.{name}": value for name, value in python.items() if driver.resources.package
-    } | {"spark.kubernetes.driverEnv.PYTHONUNBUFFERED": "1"}
-
-
-def _kubernetes_identity(driver: ClusterDriver) -> dict[str, str]:
-    return {
-        "spark.kubernetes.submission.waitAppCompletion": "false",
-        "spark.kubernetes.driver.pod.name": pod_name(driver),
-        "spark.kubernetes.driver.label.frazil-launch": driver.launch_id,
     }
 
 

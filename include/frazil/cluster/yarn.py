@@ -15,6 +15,8 @@ from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "YARN's ResourceManager"
+HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+"""Environment variables. One of them must name the folder with the Hadoop cluster's configuration."""
 _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")

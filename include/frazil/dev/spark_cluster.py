@@ -18,8 +18,7 @@ import requests
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
-from frazil.spark.class_archive import LEAN_OPTIONS
-from frazil.spark.java import require_java, require_pyspark
+from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, CORES = 2, 4

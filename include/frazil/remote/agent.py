@@ -33,6 +33,7 @@ from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, d
 from frazil.remote.mirror import Mirror
 from frazil.remote.preparing import Prepared, prepare
 from frazil.remote.submitter import Submitter, submitter
+from frazil.safe_text import safe
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger("frazil")
@@ -46,6 +47,7 @@ KILL_INTERVAL_S = 5.0
 REPORT_TIMEOUT_S = 10.0
 """Seconds without a new report from the driver after which each poll also queries the cluster."""
 MAX_LOG_BYTES = 64 * 1024
+MAX_LINE_CHARACTERS = 300
 _UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
 
 
@@ -235,7 +237,7 @@ class Agent:
         if self._order is None and (other := self._folder.order()) is not None:
             self._order = other  # from a concurrent agent: the next poll decides about its driver
             return
-        self._current_order()
+        former = self._current_order()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
         self._order, self._report, self._status = order, None, _UNKNOWN
@@ -250,6 +252,10 @@ class Agent:
         log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)
         self._put(submission=submission)
         self._folder.forget_all_but(order.id)
+        if former is not None and former.submission is not None and former.master == order.master:
+            # Kubernetes keeps the pod of a driver that has ended, with its log, until it is deleted.
+            with suppress(FrazilError):
+                self._driver(former.submission).kill()
 
     def _kill(self) -> None:
         if self._order is None:
@@ -292,6 +298,7 @@ class Agent:
                 text = self._driver(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
                 if text:
                     sys.stderr.write(f"{text}\n")
+                    step = dataclasses.replace(step, reason=f"{step.reason}; {_last_line(text)}")
             if self._order.submission and not self._status.state.has_ended:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
@@ -319,3 +326,9 @@ class Agent:
 
     def _cluster_driver(self, order: Order) -> ClusterDriver:
         return self._prepared.driver(order.id)
+
+
+def _last_line(log_text: str) -> str:
+    """Quote the last line of the log of a driver that reported no end, for example its import error."""
+    last = next((line.strip() for line in reversed(log_text.splitlines()) if line.strip()), "")
+    return f"its log ends with: {safe(last[-MAX_LINE_CHARACTERS:], lines=False)}"

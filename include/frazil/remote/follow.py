@@ -10,7 +10,7 @@ from frazil.remote.driver_folder import DriverReport, Order, Wanted
 
 SUBMISSION_TIMEOUT_S = 60.0
 """Seconds to wait for a driver whose submission had no response, before another driver is submitted."""
-REPORT_VALID_S = 30.0
+REPORT_VALID_S = 15.0
 """Seconds for which a driver counts as running after its report, even if the cluster no longer lists it."""
 EXIT_TIMEOUT_S = 30.0
 """Seconds for which a driver that reported its end may still be listed as running."""
@@ -105,6 +105,10 @@ def _end_of_driver(observation: DriverObservation) -> Step | None:
         state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or observation.status.state is state.UNKNOWN
     ):
         how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
+        if state is DriverState.GONE:
+            how = f"{how}; {observation.status.reason}"
+        elif state is DriverState.SUCCEEDED:
+            how = observation.status.reason  # names an eviction, for example
         return Step(AgentAction.END, ended.error or how, ended.code)
     if not state.has_ended or (
         state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_VALID_S
@@ -119,7 +123,8 @@ def _end_of_driver(observation: DriverObservation) -> Step | None:
 def _after_end(observation: DriverObservation, order: Order, over: Step) -> Step:
     """Return the step after the end of the order's driver: submit another driver, or report this end."""
     if observation.stop is not None or observation.force:
-        return over if observation.followed else _submit_or_end(observation, over.reason)
+        started = observation.report is not None or observation.status.exit_code is not None
+        return over if observation.followed and started else _submit_or_end(observation, over.reason)
     if not observation.followed:
         return Step(AgentAction.SUBMIT, f"the last driver has ended: {over.reason}")
     if order.stop is not None and (reason := _difference(observation, order)) is not None:

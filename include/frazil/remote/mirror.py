@@ -89,7 +89,7 @@ class Mirror:
 
     def show_missing_name(self, reason: str | None) -> None:
         """Show that the cluster has not returned the driver's name, with the reason if known."""
-        sentence = "the cluster has not responded to the driver's submission yet"
+        sentence = "the driver's submission is not confirmed yet"
         self._set_notice(f"{sentence}: {reason}" if reason else sentence, is_waiting=True)
 
     def _set_notice(self, sentence: str, *, is_waiting: bool) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frazil.cluster.kubernetes_pod import PROPERTIES
 from frazil.cluster.submission import ClusterDriver
 from frazil.commit.former_table import check_own_table
 from frazil.errors import SpecError, TopicMissing
@@ -19,7 +20,6 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import connection_variable, environment_names, kafka_properties, resolve_all
 from frazil.spec.references import connections as declared_connections
 from frazil.spec.resources import ClusterManager, Resources
-from frazil.stream.session import on_loopback
 from frazil.supervise.desired import DesiredStore
 from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
@@ -35,8 +35,8 @@ class Prepared:
     declared: Mapping[str, Any]
     """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """The declared resources. References in Spark properties are resolved, except on a standalone cluster, whose
-    command line would show them.
+    """The declared resources, with the Spark properties that the submission needs. References in them are resolved,
+    except on a standalone cluster, whose command line would show them.
     """
     folder: DriverFolder
     restart_generation: int
@@ -63,7 +63,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     CommitUnavailable and other errors that keep a writer from starting.
     """
     config = catalog_config(spec.table.catalog)
-    if config.embedded and not on_loopback(spec.resources.master):
+    if config.embedded and not spec.resources.on_loopback:
         raise SpecError(
             f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file on this host: "
             "configure a catalog that all hosts can reach"
@@ -79,7 +79,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)
-    resolved = resolve_all(spec.resources.spark, os.environ)
+    resolved = resolve_all(_submitted_properties(spec.resources), os.environ)
     return Prepared(
         spec=spec,
         declared=portable(read_stream(find_file(streams, spec.name)), streams),
@@ -108,6 +108,12 @@ def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         raise SpecError(f"cannot read {path}, the schema file of the records: {error.strerror}") from error
     inline = {key: value for key, value in form.items() if key != "schema-file"} | {"schema-text": text}
     return {**declared, "source": {**source, "format": inline}}
+
+
+def _submitted_properties(resources: Resources) -> dict[str, str]:
+    if resources.manager is not ClusterManager.KUBERNETES:
+        return dict(resources.spark)
+    return {key: value for key, value in resources.spark.items() if key.startswith(PROPERTIES)}
 
 
 def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:

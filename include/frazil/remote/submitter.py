@@ -16,11 +16,11 @@ from frazil.cluster import standalone
 from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import Driver, DriverState
 from frazil.cluster.kubernetes import DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, from_kubeconfig, from_service_account
+from frazil.cluster.kubernetes_access import find_access
+from frazil.cluster.kubernetes_pod import driver_pod, pod_name
 from frazil.cluster.submission import (
     PACKAGE_FOLDER,
     ClusterDriver,
-    pod_name,
     properties_text,
     submit_command,
     submit_environment,
@@ -28,6 +28,7 @@ from frazil.cluster.submission import (
     yarn_tag,
 )
 from frazil.cluster.yarn import (
+    HADOOP_FOLDERS,
     YarnDriver,
     find_application,
     is_submitted,
@@ -35,10 +36,8 @@ from frazil.cluster.yarn import (
     resource_managers,
 )
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import LEAN_OPTIONS
-from frazil.spark.java import require_java, require_pyspark
+from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 from frazil.spec.resources import ClusterManager, Resources
-from frazil.stream.session import HADOOP_FOLDERS
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +80,10 @@ def submitter(resources: Resources) -> Submitter:
     """
     if resources.manager is ClusterManager.STANDALONE:
         return StandaloneSubmitter(resources)
+    if resources.manager is ClusterManager.KUBERNETES:
+        return KubernetesSubmitter(resources, os.environ)
     require_java()
-    if resources.manager is ClusterManager.YARN:
-        return YarnSubmitter(os.environ)
-    return KubernetesSubmitter(resources, os.environ)
+    return YarnSubmitter(os.environ)
 
 
 class StandaloneSubmitter:
@@ -196,16 +195,17 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """Submits with spark-submit, and queries the Kubernetes API. The driver's pod has a predictable name."""
+    """Creates the drivers' pods through the Kubernetes API, without Spark. Each pod has a predictable name."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
-        self._access = _kubernetes_access(resources, environment)
+        self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT))
         self._namespace = resources.spark.get(NAMESPACE, "default")
 
     def submit(self, driver: ClusterDriver) -> str:
         """See `Submitter.submit`."""
-        spark_submit(driver)
-        return pod_name(driver)
+        name = pod_name(driver)
+        self.open(name).create(driver_pod(driver, namespace=self._namespace))
+        return name
 
     def find(self, driver: ClusterDriver) -> str | None:
         """See `Submitter.find`."""
@@ -213,18 +213,9 @@ class KubernetesSubmitter:
         state = self.open(name).status().state
         return None if state in {DriverState.GONE, DriverState.UNKNOWN} else name
 
-    def open(self, submission: str) -> Driver:
+    def open(self, submission: str) -> DriverPod:
         """See `Submitter.open`."""
         return DriverPod(submission, namespace=self._namespace, access=self._access)
-
-
-def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> KubernetesAccess:
-    """Return access to the API as in spark-submit: the pod's service account, otherwise the kubeconfig."""
-    if environment.get("KUBERNETES_SERVICE_HOST"):
-        return from_service_account(environment)
-    named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
-    file = Path(named) if named else Path("~/.kube/config").expanduser()
-    return from_kubeconfig(file, context=resources.spark.get(CONTEXT))
 
 
 def spark_submit(

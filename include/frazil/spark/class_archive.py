@@ -17,10 +17,8 @@ from pathlib import Path
 import pyspark
 
 from frazil.home import cache_folder
-from frazil.spark.java import find_java
+from frazil.spark.java import LEAN_OPTIONS, find_java
 
-LEAN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that only schedules tasks: optimising its code would cost more CPU than it saves."""
 NO_LOG = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 

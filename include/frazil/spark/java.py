@@ -14,6 +14,8 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.extras import require
 
 REQUIRED_MAJOR = 17
+LEAN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that only schedules tasks: optimising its code would cost more CPU than it saves."""
 
 _HOW = (
     f"Install a JDK {REQUIRED_MAJOR} (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "

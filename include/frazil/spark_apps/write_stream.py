@@ -26,14 +26,13 @@ def main() -> int:
     arguments = parser.parse_args()
     with exit_on_error(), report_missing_extras():
         check_configuration()
-        from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
-
         spec = find_and_remember(arguments.streams, arguments.name)
         check_tables_are_free(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
-            from frazil.remote.agent import run_agent  # noqa: PLC0415 - as above
+            from frazil.remote.agent import run_agent  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
+        from frazil.stream.main import run_writer  # noqa: PLC0415 - as above, and an agent needs no PySpark
     return run_writer(spec, until_caught_up=arguments.until_caught_up)
 
 

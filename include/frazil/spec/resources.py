@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -48,6 +50,12 @@ def _master(value: str) -> str:
     raise ValueError(f"is no master; write {_MASTERS}")
 
 
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return False
+
+
 class Resources(Model):
     """Resources that the writer may use, on this host or on a Spark cluster."""
 
@@ -62,7 +70,7 @@ class Resources(Model):
     deploy_mode: DeployMode = Field(
         default=DeployMode.CLIENT,
         description="`client`: the driver runs on this host. `cluster`: the driver runs in the cluster and outlives "
-        "this host; an agent follows it.",
+        "this host; an agent follows it. On Kubernetes this host then needs no Java.",
     )
     rest_port: Annotated[int, Whole(1, 65_535)] = Field(
         default=6066,
@@ -93,6 +101,16 @@ class Resources(Model):
     def on_cluster(self) -> bool:
         """Whether executors are separate processes, perhaps on other hosts."""
         return self.master != LOCAL
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether all masters of a standalone cluster listen on this host's loopback, so that its workers run on this
+        host too.
+        """
+        if not self.master.startswith("spark://"):
+            return False
+        hosts = [address.rpartition(":")[0] for address in self.master.removeprefix("spark://").split(",")]
+        return all(host == "localhost" or _is_loopback(host) for host in hosts)
 
     @property
     def driver_in_cluster(self) -> bool:

@@ -323,10 +323,9 @@ def _driver_in_cluster(spec: StreamSpec) -> Iterator[Problem]:
     if spec.application is not None:
         what = "is not for streams that share an application: its driver is a process of the host that supervises it"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
-    uploads = "spark.kubernetes.file.upload.path"
-    if r.manager is ClusterManager.KUBERNETES and uploads not in r.spark:
-        what = f"needs a storage that hands files to the driver's pod: let resources.spark.{uploads} name one"
-        yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
+    if r.manager is ClusterManager.KUBERNETES and r.package:
+        what = "does not reach a driver's pod: install frazil in its image"
+        yield Problem("resources.package", r.package, what)
 
 
 def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:

@@ -11,17 +11,18 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from ipaddress import ip_address
 
 from pyspark import SparkConf, SparkContext
 
 from frazil import __version__
+from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
 from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
+from frazil.cluster.yarn import HADOOP_FOLDERS
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import LEAN_OPTIONS, java_options
-from frazil.spark.java import in_jvm, java_needed
+from frazil.spark.class_archive import java_options
+from frazil.spark.java import LEAN_OPTIONS, in_jvm, java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
 from frazil.spec.resources import ClusterManager, Resources
@@ -29,8 +30,6 @@ from frazil.stream import worker_daemon
 
 log = logging.getLogger(__name__)
 
-HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables. One of them must name the folder with the Hadoop cluster's configuration."""
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
@@ -62,6 +61,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_cluster_properties(resources) if resources.on_cluster else local),
         **resolve_all(resources.spark, os.environ),
+        **_pod_properties(os.environ),
     }
 
 
@@ -114,23 +114,20 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
         **archive,
         # Executors on other hosts connect to the driver. For them, Spark or the declaration chooses its address.
-        **(_LOOPBACK if on_loopback(resources.master) else {}),
+        **(_LOOPBACK if resources.on_loopback else {}),
     }
 
 
-def on_loopback(master: str) -> bool:
-    """Whether all masters of a standalone cluster listen on this host's loopback, so that its workers run here too."""
-    if not master.startswith("spark://"):
-        return False
-    hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]
-    return all(host == "localhost" or _is_loopback(host) for host in hosts)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a driver whose pod frazil created. Executors end with this pod, and connect to it."""
+    if POD_NAME not in environment:
+        return {}
+    return {
+        "spark.master": IN_CLUSTER_MASTER,
+        "spark.kubernetes.driver.pod.name": environment[POD_NAME],
+        "spark.driver.host": environment[POD_IP],
+        "spark.driver.bindAddress": environment[POD_IP],
+    }
 
 
 def _megabytes(size_bytes: int) -> str:

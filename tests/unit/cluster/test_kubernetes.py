@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import DriverState
-from frazil.cluster.kubernetes import CONTAINER, DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, from_kubeconfig, from_service_account
+from frazil.cluster.kubernetes import DriverPod
+from frazil.cluster.kubernetes_access import KubernetesAccess, find_access, from_kubeconfig, from_service_account
+from frazil.cluster.kubernetes_pod import CONTAINER
 from frazil.errors import AccessDenied, EnvironmentUnusable
 from tests.secured_kafka import Authority
 
@@ -78,6 +80,18 @@ UNSCHEDULABLE = {
             "exceeded its memory limit: raise resources.driver-memory",
         ),
         (pod("Failed", reason="Evicted", message="low on disk"), DriverState.FAILED, None, "Evicted: low on disk"),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 137}}, reason="Evicted", message="low on memory"),
+            DriverState.FAILED,
+            137,
+            "Evicted: low on memory",
+        ),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 0}}, reason="Evicted", message="low on memory"),
+            DriverState.SUCCEEDED,
+            0,
+            "the driver ended normally; Evicted: low on memory",
+        ),
         (pod("Failed"), DriverState.FAILED, None, "reports no reason"),
         (pod("Unknown"), DriverState.UNKNOWN, None, "the pod's node does not respond"),
         ({"kind": "Status"}, DriverState.UNKNOWN, None, "did not return a pod"),
@@ -116,7 +130,7 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
     ("answer", "says"),
     [
         (failure(401, "Unauthorized"), "rejects frazil's token: it has expired, or belongs to another cluster"),
-        (failure(403, "Forbidden"), "the Role of its service account needs the verb get for pods"),
+        (failure(403, "Forbidden"), "the Role of frazil's service account needs the verb get for pods"),
         (failure(400, "bad"), "the Kubernetes API answered 400: bad"),
         (failure(429, "slow down"), "answered 429"),
         (failure(500, "etcd"), "answered 500"),
@@ -231,3 +245,59 @@ def test_the_api_is_trusted_by_the_named_authority_and_by_no_other(apis: Any, tm
         found = driver(api, authority=wrong).status()
         assert found.state is DriverState.UNKNOWN
         assert "the certificate of the Kubernetes API is not trusted" in found.reason
+
+
+PODS = "/api/v1/namespaces/frazil/pods"
+
+
+def test_a_pod_is_created_once(api: Api) -> None:
+    body = {"kind": "Pod", "metadata": {"name": "p"}}
+    api.answers["POST", PODS] = Answer(201, body)
+    driver(api, token="t").create(body)
+    method, path, headers, sent = api.requested[0]
+    assert (method, path, headers["Authorization"], sent) == ("POST", PODS, "Bearer t", body)
+    api.answers["POST", PODS] = failure(409, "AlreadyExists")
+    driver(api).create(body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (
+            failure(403, "pods p is forbidden: exceeded quota: none"),
+            ApiUnavailable,
+            "does not admit the driver's pod now",
+        ),
+        (failure(409, "Conflict"), ApiUnavailable, "does not admit the driver's pod now: Conflict"),
+        (failure(500, "etcd"), ApiUnavailable, "answered 500"),
+        (failure(403, "pods is forbidden"), AccessDenied, "pods is forbidden; if it is a missing right, the Role of"),
+        (failure(401, "Unauthorized"), AccessDenied, "rejects frazil's token"),
+        (
+            failure(404, "namespaces frazil not found"),
+            EnvironmentUnusable,
+            "cannot create the pod p: .* frazil not found",
+        ),
+        (
+            failure(422, "spec.containers: Required value"),
+            EnvironmentUnusable,
+            "answered 422: spec.containers: Required",
+        ),
+    ],
+)
+def test_a_pod_that_is_refused_says_why(api: Api, answer: Answer, error: type[Exception], says: str) -> None:
+    api.answers["POST", PODS] = answer
+    with pytest.raises(error, match=says):
+        driver(api).create({})
+
+
+def test_the_api_is_that_of_the_master_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = kubeconfig(tmp_path, user={"tokenFile": "token"})
+    in_pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    for master, address in {"k8s://h:6443": "https://h:6443", "k8s://http://h/": "http://h"}.items():
+        found = find_access(master, {"KUBECONFIG": f"{file}:other", **in_pod})
+        assert (found.address, found.token_file) == (address, tmp_path / "token")
+    with pytest.raises(EnvironmentUnusable, match="not running in a pod with a service account"):
+        find_access("k8s://h", in_pod)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(EnvironmentUnusable, match=r"cannot use the kubeconfig .*\.kube/config"):
+        find_access("k8s://h", {})

@@ -1,18 +1,14 @@
-"""What spark-submit gets. Spark on a YARN of Hadoop 3.4.2 took it; for Kubernetes, see `test_kubernetes_pods`."""
+"""What spark-submit gets. Spark on a YARN of Hadoop 3.4.2 took it."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from frazil.cluster.submission import (
     ClusterDriver,
-    pod_name,
     properties_text,
     submit_command,
     submit_environment,
@@ -22,7 +18,6 @@ from frazil.errors import SpecError
 from frazil.spec.resources import Resources
 
 LAUNCH = "0123456789abcdef0123456789abcdef"
-IMAGE = {"spark.kubernetes.container.image": "frazil:1"}
 
 
 def driver(environment: dict[str, str] | None = None, *, name: str = "ticks", **resources: Any) -> ClusterDriver:
@@ -54,25 +49,6 @@ def test_yarn_starts_a_driver_once_with_the_packages_python() -> None:
     }
 
 
-def test_kubernetes_names_the_drivers_pod_by_its_launch() -> None:
-    found = submit_properties(
-        driver(master="k8s://https://h:6443", spark={**IMAGE, "spark.kubernetes.namespace": "lake"})
-    )
-    assert found["spark.master"] == "k8s://https://h:6443"
-    assert found["spark.kubernetes.namespace"] == "lake"
-    assert found["spark.kubernetes.submission.waitAppCompletion"] == "false"
-    assert found["spark.kubernetes.driver.pod.name"] == "frazil-ticks-0123456789ab-driver"
-    assert "spark.archives" not in found
-
-
-def test_a_pod_shows_no_secret() -> None:
-    environment = {"KAFKA_PASSWORD": "hush"}
-    with pytest.raises(SpecError, match=r"needs KAFKA_PASSWORD .* as spark\.kubernetes\.driver\.secretKeyRef\.KAFKA_"):
-        submit_properties(driver(environment, master="k8s://h", spark=IMAGE))
-    named = {**IMAGE, "spark.kubernetes.driver.secretKeyRef.KAFKA_PASSWORD": "kafka:password"}
-    assert "hush" not in str(submit_properties(driver(environment, master="k8s://h", spark=named)))
-
-
 def test_a_declaration_has_the_last_word_except_on_how_the_driver_is_found() -> None:
     declared = {"spark.driver.memory": "3g", "spark.yarn.maxAppAttempts": "5", "spark.submit.deployMode": "client"}
     found = submit_properties(driver(master="yarn", spark=declared))
@@ -83,12 +59,6 @@ def test_a_declaration_has_the_last_word_except_on_how_the_driver_is_found() -> 
 def test_a_standalone_cluster_takes_no_python_driver_from_spark_submit() -> None:
     with pytest.raises(SpecError, match="spark://h:7077 does not accept drivers from spark-submit"):
         submit_properties(driver(master="spark://h:7077"))
-
-
-@given(st.text(min_size=1))
-def test_any_stream_has_a_pod_name_that_kubernetes_accepts(name: str) -> None:
-    found = pod_name(driver(name=name, master="k8s://h"))
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", found), found
 
 
 def test_a_properties_file_keeps_what_java_would_take_for_its_own() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import yaml
 
 from frazil import __version__
 from frazil.cluster.api import ApiUnavailable
@@ -23,8 +26,10 @@ from frazil.remote.agent import Agent, Signals
 from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd
 from frazil.remote.mirror import Mirror
 from frazil.remote.preparing import Prepared
+from frazil.remote.submitter import submitter
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.resources import Resources
 from frazil.table.local_storage import LocalStore
 
 DECLARED = """
@@ -236,7 +241,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     eventually(
         lambda: (
             (found := world.heartbeat)
-            and any("driver's submission yet: it did not respond in time" in n for n in found.notices)
+            and any("driver's submission is not confirmed yet: it did not respond" in n for n in found.notices)
         )
     )
     eventually(lambda: len(world.cluster.submitted) > 1)
@@ -354,3 +359,104 @@ def test_a_driver_that_ended_by_itself_has_caught_up(world: World, eventually: A
     world.write_report(ended=Exit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0])
+
+
+def test_a_driver_that_ends_without_a_report_is_explained_by_the_end_of_its_log(world: World, eventually: Any) -> None:
+    world.start()
+    eventually(lambda: (found := world.folder.order()) and found.submission)
+    world.cluster.state = DriverStatus(DriverState.FAILED, "the container exited with code 1", 1)
+    eventually(lambda: world.ended == [1])
+    ended = world.heartbeat
+    assert ended is not None
+    assert "the container exited with code 1; its log ends with: the JVM's last words" in str(ended.error)
+
+
+class KubernetesApi(BaseHTTPRequestHandler):
+    """Keeps the pods that it is asked to create, which run as soon as they exist, and deletes them."""
+
+    pods: ClassVar[dict[str, dict[str, Any]]] = {}
+    created: ClassVar[list[str]] = []
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status if self.headers["Authorization"] == "Bearer t" else 401)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def do_POST(self) -> None:
+        pod = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name = pod["metadata"]["name"]
+        self.created.append(name)
+        self.pods[name] = {**pod, "status": {"phase": "Running"}}
+        self._answer(201, pod)
+
+    def do_GET(self) -> None:
+        found = self.pods.get(self.path.rpartition("/")[2])
+        self._answer(200 if found else 404, found or {"message": "not found"})
+
+    def do_DELETE(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.rfile.read(length)
+        self._answer(200, self.pods.pop(self.path.rpartition("/")[2], {}))
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[tuple[type[KubernetesApi], str]]:
+    """An API server, which is asked over HTTP, and its address."""
+    api = type("Api", (KubernetesApi,), {"pods": {}, "created": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), api) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield api, f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_drivers_in_pods_are_created_followed_stopped_and_replaced_without_java(
+    world: World,
+    kubernetes: tuple[type[KubernetesApi], str],
+    eventually: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api, address = kubernetes
+    config = {
+        "current-context": "k",
+        "contexts": [{"name": "k", "context": {"cluster": "k", "user": "k"}}],
+        "clusters": [{"name": "k", "cluster": {"server": "https://an.address.of.another.network"}}],
+        "users": [{"name": "k", "user": {"tokenFile": "token"}}],
+    }
+    (tmp_path / "token").write_text("t\n")
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    spark = {"spark.kubernetes.container.image": "frazil:1", "spark.kubernetes.namespace": "lake"}
+    resources = Resources.model_validate({"master": f"k8s://{address}", "spark": spark})
+    spec = world.spec.model_copy(update={"resources": resources})
+    world.cluster = submitter(resources)  # type: ignore[assignment]
+
+    first = world.start(spec=spec)
+    name = eventually(lambda: (found := world.folder.order()) and found.submission)
+    assert api.pods[name]["metadata"]["namespace"] == "lake"
+    eventually(lambda: (found := world.heartbeat) and f"driver {name}: the pod is running" in found.notices)
+    world.write_report(batch=7)
+    eventually(lambda: (found := world.heartbeat) and found.batch == 7)
+    world.stop()
+    eventually(lambda: (found := world.folder.order()) and found.stop)
+    world.write_report(ended=Exit(0))
+    api.pods[name]["status"] = {"phase": "Succeeded"}
+    first.join(10)
+    assert (world.ended, api.created) == ([0], [name])
+
+    world.requested = Signals()
+    second = world.start(spec=spec)
+    other = eventually(lambda: (found := world.folder.order()) and found.submission != name and found.submission)
+    eventually(lambda: list(api.pods) == [other])  # the former pod is deleted, once its log is no longer needed
+    world.requested.force = True
+    second.join(10)
+    assert (world.ended, api.pods) == ([0, 137], {})

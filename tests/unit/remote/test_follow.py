@@ -209,3 +209,21 @@ def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_
     reports_end = observation.report is not None and observation.report.exit is not None
     unheard = observation.order.submission is None and observation.ordered_since_s >= SUBMISSION_TIMEOUT_S
     assert observation.status.state.has_ended or reports_end or unheard
+
+
+def test_a_driver_that_ended_in_order_is_explained_by_what_ended_it() -> None:
+    report = dataclasses.replace(REPORT, exit=Exit(0))
+    evicted = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally; Evicted: low on memory", 0)
+    gone = DriverStatus(DriverState.GONE, "the pod p was deleted")
+    steps = [decide(dataclasses.replace(RUNNING, report=report, status=status)) for status in (evicted, gone)]
+    assert [step.code for step in steps] == [0, 0]
+    assert [step.reason for step in steps] == [
+        "the driver ended normally; Evicted: low on memory",
+        "the driver ended normally; the pod p was deleted",
+    ]
+
+
+def test_a_driver_that_never_started_ends_a_requested_stop_without_an_error() -> None:
+    gone = status(DriverState.GONE)
+    assert decided(report=None, status=gone, stop="SIGTERM") == (AgentAction.END, 0)
+    assert decided(report=None, status=status(DriverState.FAILED, 1), stop="SIGTERM") == (AgentAction.END, 1)

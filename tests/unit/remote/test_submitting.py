@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -192,3 +193,9 @@ def test_yarn_must_be_known_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("frazil.remote.submitter.require_java", lambda: None)
     with pytest.raises(EnvironmentUnusable, match="HADOOP_CONF_DIR is not set"):
         submitter(driver(master="yarn").resources)
+
+
+@pytest.mark.processes
+def test_an_agent_starts_without_pyspark() -> None:
+    code = "import sys; sys.modules.update(pyspark=None, py4j=None); import frazil.remote.agent"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

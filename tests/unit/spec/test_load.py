@@ -159,10 +159,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
             "resources": {
                 "master": "k8s://https://h:6443",
                 "deploy-mode": "cluster",
+                "package": "frazil-package.tar.gz",
                 "spark": {"spark.kubernetes.container.image": "frazil:1"},
             }
         },
-        ["resources.deploy-mode: 'cluster' needs a storage", "spark.kubernetes.file.upload.path"],
+        ["resources.package: 'frazil-package.tar.gz' does not reach a driver's pod: install frazil in its image"],
     ),
     ("no master", {"resources": {"master": "here:7077"}}, ["'here:7077' is no master; write local[*] for this host"]),
     ("cores of a host", {"resources": {"master": "local[4]"}}, ["is not local[*]; resources.cores says"]),

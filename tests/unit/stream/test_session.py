@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from frazil.cluster.yarn import HADOOP_FOLDERS
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.model import StreamSpec
-from frazil.stream.session import HADOOP_FOLDERS, executors_python, start_context, writer_properties
+from frazil.stream.session import executors_python, start_context, writer_properties
 
 
 def spec(**resources: Any) -> StreamSpec:
@@ -87,3 +88,15 @@ def test_executors_run_the_packages_python_and_the_driver_its_own() -> None:
     assert executors_python(packed, found) == "./frazil-package/bin/python"
     assert executors_python(spec(), {}) == sys.executable
     assert executors_python(packed, {"spark.pyspark.python": "/opt/python"}) == "/opt/python"
+
+
+def test_a_driver_in_a_pod_has_the_pods_name_and_address_whatever_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = {"spark.kubernetes.container.image": "i", "spark.driver.host": "elsewhere"}
+    declared = spec(master="k8s://https://10.0.0.1:6443", spark=spark)
+    assert writer_properties(declared)["spark.driver.host"] == "elsewhere"
+    monkeypatch.setenv("FRAZIL_POD_NAME", "frazil-s-driver")
+    monkeypatch.setenv("FRAZIL_POD_IP", "10.244.0.7")
+    found = writer_properties(declared)
+    assert found["spark.master"] == "k8s://https://kubernetes.default.svc"
+    assert found["spark.kubernetes.driver.pod.name"] == "frazil-s-driver"
+    assert found["spark.driver.host"] == found["spark.driver.bindAddress"] == "10.244.0.7"

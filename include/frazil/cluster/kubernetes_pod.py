@@ -1,0 +1,201 @@
+"""Builds the pod of a driver in Kubernetes from the declared resources, without Spark.
+
+The pod's Python is the driver: it starts the JVM itself, as a writer in client mode does, and that JVM requests the
+executors' pods.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from frazil.cluster.submission import PYTHON_OVERHEAD_MIB, ClusterDriver
+from frazil.errors import SpecError
+
+CONTAINER = "spark-kubernetes-driver"
+"""Spark's name of the driver's container. An admission controller may have added other containers to the pod."""
+POD_NAME, POD_IP = "FRAZIL_POD_NAME", "FRAZIL_POD_IP"
+"""Variables in the driver's pod, with the pod's name and address."""
+IN_CLUSTER_MASTER = "k8s://https://kubernetes.default.svc"
+"""The API's address for all pods. `resources.master` may be an address for hosts outside the cluster."""
+PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
+"""Prefixes of the properties that a pod is made from. The driver itself resolves the references in all others."""
+_PYTHONS = ("spark.pyspark.driver.python", "spark.pyspark.python")
+_PREFIX = "spark.kubernetes."
+_DRIVER = f"{_PREFIX}driver."
+_TEMPLATE = f"{_DRIVER}podTemplateFile"
+_MAX_POD_NAME_CHARACTERS = 63
+_VOLUMES = f"{_DRIVER}volumes."
+_VOLUME_TYPES = ("hostPath", "emptyDir", "persistentVolumeClaim", "nfs")
+_SUPPORTED = tuple(
+    f"{_DRIVER}{each}"
+    for each in (
+        *("container.image", "request.cores", "limit.cores", "podTemplateFile"),
+        *("label.", "annotation.", "node.selector.", "secretKeyRef.", "secrets.", "volumes."),
+        # The driver's JVM reads these for its executors.
+        *("ownPersistentVolumeClaim", "reusePersistentVolumeClaim", "waitToReusePersistentVolumeClaim"),
+    )
+)
+
+
+def pod_name(driver: ClusterDriver) -> str:
+    """Return the name of the driver's pod. It depends only on the application and the launch, so that Kubernetes
+    refuses a second submission of the same launch.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
+    end = f"-{driver.launch_id[:12]}-driver"
+    return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
+
+
+def driver_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
+    """Return the pod object to create. It is the declared pod template with the driver's container.
+
+    Raises SpecError for a variable whose value the pod's description would show, an unreadable template, and a property
+    of the driver's pod that frazil does not support.
+    """
+    spark = driver.resources.spark
+    pod = _template(driver)
+    metadata, spec = pod.setdefault("metadata", {}), pod.setdefault("spec", {})
+    containers = spec.setdefault("containers", [])
+    container = next((each for each in containers if each.get("name") == CONTAINER), None)
+    if container is None:
+        container = {"name": CONTAINER}
+        containers.insert(0, container)
+    _check(driver, container)
+    metadata |= {"name": pod_name(driver), "namespace": namespace}
+    metadata["labels"] = {
+        **metadata.get("labels", {}),
+        **_map(spark, f"{_DRIVER}label."),
+        "spark-role": "driver",
+        "frazil-launch": driver.launch_id,
+    }
+    metadata["annotations"] = {
+        **metadata.get("annotations", {}),
+        **_map(spark, f"{_DRIVER}annotation."),
+        "frazil-stream": driver.application,
+    }
+    spec["restartPolicy"] = "Never"  # the supervisor decides whether a writer is restarted
+    if account := _first(spark, "authenticate.driver.serviceAccountName", "authenticate.serviceAccountName"):
+        spec["serviceAccountName"] = account
+    if selector := _map(spark, f"{_PREFIX}node.selector.") | _map(spark, f"{_DRIVER}node.selector."):
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **selector}
+    if secrets := spark.get(f"{_PREFIX}container.image.pullSecrets"):
+        spec["imagePullSecrets"] = [{"name": name.strip()} for name in secrets.split(",")]
+    if image := _first(spark, "driver.container.image", "container.image"):
+        container["image"] = image
+    container["imagePullPolicy"] = spark.get(f"{_PREFIX}container.image.pullPolicy", "IfNotPresent")
+    python = next((spark[key] for key in _PYTHONS if key in spark), "python3")
+    container["command"] = [python, "-m", f"frazil.spark_apps.{Path(driver.program).stem}"]
+    container["args"] = list(driver.arguments)
+    container["env"] = [*container.get("env", ()), *_variables(spark)]
+    container["resources"] = _resources(driver, container.get("resources", {}))
+    for name, source, mount in _volumes(spark):
+        spec.setdefault("volumes", []).append({"name": name, **source})
+        container.setdefault("volumeMounts", []).append({"name": name, **mount})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _check(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
+    """Check that the pod has all variables, and that frazil knows all properties."""
+    spark, stream = driver.resources.spark, driver.application
+    secrets = f"{_DRIVER}secretKeyRef."
+    known = {each.get("name") for each in template.get("env", ())}
+    exposed = sorted(name for name in driver.environment if f"{secrets}{name}" not in spark and name not in known)
+    if exposed and "envFrom" not in template:
+        raise SpecError(
+            f"stream {stream} needs {', '.join(exposed)} in its driver's pod: set the secret and key of each in "
+            f"resources.spark, as {secrets}{exposed[0]}: secret:key"
+        )
+    for key in spark:
+        if key.startswith(_DRIVER) and not key.startswith(_SUPPORTED):
+            raise SpecError(
+                f"stream {stream}: frazil creates the driver's pod and does not support resources.spark.{key}: set it "
+                f"in a pod template, which resources.spark.{_TEMPLATE} names"
+            )
+
+
+def _template(driver: ClusterDriver) -> dict[str, Any]:
+    file = driver.resources.spark.get(_TEMPLATE)
+    if file is None:
+        return {}
+    try:
+        found = yaml.safe_load(Path(file.removeprefix("file://")).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise SpecError(f"stream {driver.application}: cannot read the pod template {file}: {error}") from error
+    if not isinstance(found, dict):
+        raise SpecError(f"stream {driver.application}: the pod template {file} is not a pod object")
+    return found
+
+
+def _resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container's resources. Memory is limited; the CPU only if the declaration limits it."""
+    spark, declared = driver.resources.spark, driver.resources
+    overhead = _mebibytes(spark.get("spark.driver.memoryOverhead", f"{PYTHON_OVERHEAD_MIB}m"), driver)
+    heap = _mebibytes(spark.get("spark.driver.memory", f"{max(1, declared.driver_memory // 2**20)}m"), driver)
+    memory = {"memory": f"{heap + overhead}Mi"}
+    limit = spark.get(f"{_DRIVER}limit.cores")
+    return {
+        **template,
+        "requests": {**template.get("requests", {}), **memory, "cpu": spark.get(f"{_DRIVER}request.cores", "1")},
+        "limits": {**template.get("limits", {}), **memory, **({"cpu": limit} if limit else {})},
+    }
+
+
+def _mebibytes(text: str, driver: ClusterDriver) -> int:
+    """Convert a size in Spark's notation, such as `2g`; without a unit it is in MiB."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise SpecError(f"stream {driver.application}: {text!r} in resources.spark is not a size, such as 2g")
+    factor = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]]
+    return max(1, int(int(found[1]) * factor))
+
+
+def _variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
+    values = {"PYTHONUNBUFFERED": "1", **_map(spark, f"{_PREFIX}driverEnv.")}
+    fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
+    secrets = {name: where.partition(":") for name, where in _map(spark, f"{_DRIVER}secretKeyRef.").items()}
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+            for name, (secret, _, key) in secrets.items()
+        ),
+    ]
+
+
+def _volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Return name, source and mount of each declared volume."""
+    found: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        (f"{name}-secret", {"secret": {"secretName": name}}, {"mountPath": path})
+        for name, path in _map(spark, f"{_DRIVER}secrets.").items()
+    ]
+    declared: dict[tuple[str, str], dict[str, str]] = {}
+    for key, value in _map(spark, _VOLUMES).items():
+        kind, _, rest = key.partition(".")
+        name, _, option = rest.partition(".")
+        if kind not in _VOLUME_TYPES or not option:
+            raise SpecError(
+                f"frazil does not support resources.spark.{_VOLUMES}{key}: set the volume in a pod template, which "
+                f"resources.spark.{_TEMPLATE} names"
+            )
+        declared.setdefault((kind, name), {})[option] = value
+    for (kind, name), options in declared.items():
+        source = _map(options, "options.")
+        mount = {"mountPath": options.get("mount.path", ""), "readOnly": options.get("mount.readOnly") == "true"}
+        if path := options.get("mount.subPath"):
+            mount["subPath"] = path
+        found.append((name, {kind: source}, mount))
+    return found
+
+
+def _map(spark: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {key.removeprefix(prefix): value for key, value in spark.items() if key.startswith(prefix)}
+
+
+def _first(spark: Mapping[str, str], *keys: str) -> str | None:
+    return next((spark[f"{_PREFIX}{key}"] for key in keys if f"{_PREFIX}{key}" in spark), None)

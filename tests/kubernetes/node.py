@@ -1,0 +1,182 @@
+"""A real Kubernetes node, and images whose programs and libraries are those of this machine, through mounts."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import yaml
+
+from frazil.spark.java import require_java
+
+HERE = Path(__file__).parent
+CHECKOUT = HERE.parents[1]
+BINARIES = "FRAZIL_KUBERNETES"
+"""The variable with the folder of Kubernetes's binaries."""
+HOST, NODE = "10.89.0.1", "10.89.0.2"
+"""Addresses of this machine and of the node: pods reach what listens on the first."""
+NAMESPACE, ACCOUNT = "frazil", "frazil-writers"
+IMAGE = "localhost/frazil:1"
+PROGRAMS = ("containerd", "runc", "iptables", "ip", "openssl", "nsenter", "unshare")
+
+
+def what_is_missing() -> str | None:
+    """Why this machine cannot run the node; None if it can."""
+    if os.geteuid():
+        return "a Kubernetes node needs root"
+    folder = os.environ.get(BINARIES)
+    if not folder or not (Path(folder) / "kubelet").is_file():
+        return f"set {BINARIES} to a folder with the binaries of Kubernetes 1.34 (see tests/kubernetes/node.sh)"
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"a Kubernetes node needs {', '.join(missing)}" if missing else None
+
+
+class Node:
+    """One node; everything of it is in `folder`, and ends with `down`."""
+
+    master = f"k8s://https://{NODE}:6443"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def up(self) -> None:
+        self._script("up")
+        pause, image = self.folder / "pause.tar", self.folder / "image.tar"
+        program = (Path(os.environ[BINARIES]) / "pause").read_bytes()
+        make_image(pause, "localhost/pause:1", {"pause": program}, {}, entrypoint=["/pause"])
+        java, spark = str(require_java().resolve().parents[1]), str(Path(pyspark.__file__).parent)
+        files = {
+            "opt/entrypoint.sh": (HERE / "entrypoint.sh").read_bytes(),
+            "etc/passwd": b"root:x:0:0::/tmp:/bin/bash\n",
+            "etc/nsswitch.conf": b"hosts: files dns\n",
+        }
+        links = {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")}
+        environment = {"JAVA_HOME": java, "SPARK_HOME": spark, "HOME": "/tmp"}
+        make_image(image, IMAGE, files, links, entrypoint=["/opt/entrypoint.sh"], environment=environment)
+        for each in (pause, image):
+            self._script("load", str(each))
+        self.kubectl("create", "namespace", NAMESPACE)
+        self.kubectl("apply", "--filename", str(CHECKOUT / "deploy/kubernetes-rbac.yaml"))
+
+    def down(self) -> None:
+        self._script("down")
+
+    def kubeconfig(self, file: Path) -> Path:
+        """Write a kubeconfig of the service account of `deploy/`, which names its token's file."""
+        found = yaml.safe_load((self.folder / "admin.conf").read_text())
+        file.with_suffix(".token").write_text(self.kubectl("create", "token", ACCOUNT, "--namespace", NAMESPACE))
+        found["users"][0]["user"] = {"tokenFile": file.with_suffix(".token").name}
+        file.write_text(yaml.safe_dump(found))
+        return file
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        command = [f"{os.environ[BINARIES]}/kubectl", "--kubeconfig", str(self.folder / "admin.conf"), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def pods(self, role: str) -> list[dict[str, Any]]:
+        """The pods of drivers or of executors."""
+        words = ("get", "pods", "--namespace", NAMESPACE, "--selector", f"spark-role={role}", "--output", "json")
+        return list(json.loads(self.kubectl(*words))["items"])
+
+    def _script(self, *arguments: str) -> None:
+        with (self.folder.parent / "node.log").open("a") as log:
+            done = subprocess.run(
+                [str(HERE / "node.sh"), *arguments],
+                env={**os.environ, "STATE": str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=300,
+                check=False,
+            )
+        assert done.returncode == 0, (self.folder.parent / "node.log").read_text()
+
+
+def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Properties for pods that see `folder`, this Python and this checkout at the paths that they have here."""
+    found = {
+        "spark.kubernetes.namespace": NAMESPACE,
+        "spark.kubernetes.container.image": IMAGE,
+        "spark.kubernetes.authenticate.driver.serviceAccountName": ACCOUNT,
+        "spark.kubernetes.driver.request.cores": "0.2",  # two cores hold them all
+        "spark.kubernetes.executor.request.cores": "0.2",
+        "spark.pyspark.python": sys.executable,
+        "spark.kubernetes.allocation.batch.delay": "1s",
+    }
+    cache = Path(os.environ["XDG_CACHE_HOME"])
+    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment}
+    mounts = {
+        "run": folder,
+        "usr": Path("/usr"),
+        "java": Path("/etc/java-17-openjdk"),
+        "base": Path(sys.base_prefix),
+        "venv": Path(sys.prefix).resolve(),
+        "checkout": CHECKOUT,
+        "cache": cache,
+    }
+    for who in ("driver", "executor"):
+        for name, path in mounts.items():
+            key = f"spark.kubernetes.{who}.volumes.hostPath.{name}"
+            found |= {f"{key}.mount.path": str(path), f"{key}.options.path": str(path)}
+            found |= {f"{key}.mount.readOnly": str(name not in {"run", "cache"}).lower()}
+    found |= {f"spark.kubernetes.driverEnv.{name}": value for name, value in environment.items()}
+    return found | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
+
+
+def make_image(  # noqa: PLR0913 - what an image is made of
+    out: Path,
+    name: str,
+    files: Mapping[str, bytes],
+    links: Mapping[str, str],
+    *,
+    entrypoint: list[str],
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Make a docker archive of one layer."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        temporary = tarfile.TarInfo("tmp")
+        temporary.type, temporary.mode = tarfile.DIRTYPE, 0o1777
+        tar.addfile(temporary)
+        for path, target in links.items():
+            link = tarfile.TarInfo(path)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+        for path, data in files.items():
+            _add(tar, path, data)
+    data = layer.getvalue()
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(0)),
+        "config": {
+            "Entrypoint": entrypoint,
+            "Env": ["PATH=/usr/bin:/bin", *(f"{key}={value}" for key, value in (environment or {}).items())],
+            "WorkingDir": "/tmp",
+        },
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}"]},
+    }
+    with tarfile.open(out, "w") as tar:
+        manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+        _add(tar, "config.json", json.dumps(config).encode())
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
+        _add(tar, "layer.tar", data)
+
+
+def _add(tar: tarfile.TarFile, path: str, data: bytes) -> None:
+    member = tarfile.TarInfo(path)
+    member.size, member.mode = len(data), 0o755
+    tar.addfile(member, io.BytesIO(data))
