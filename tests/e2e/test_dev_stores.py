@@ -73,7 +73,7 @@ def test_a_store_that_ends_while_it_starts_says_why(tmp_path: Path, monkeypatch:
         "#!/bin/sh\necho 'F1124 11:57:52.689578 s3.go:588 bind: address already in use\ngoroutine 1 [running]:'"
     )
     weed.chmod(0o700)
-    monkeypatch.setattr(object_store, "_weed", lambda: weed)
+    monkeypatch.setattr(object_store, "_find_weed", lambda: weed)
     with pytest.raises(EnvironmentUnusable, match=r"ended while it started: s3.go:588 bind: address already in use$"):
         EmbeddedObjectStore(tmp_path / "store").start()
 
