@@ -36,7 +36,7 @@ from frazil.ingest.formats.json.nodes import (
 )
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.types import Units
-from frazil.ingest.formats.json.words import ROOM, USED, gathered
+from frazil.ingest.formats.json.words import ROOM, USED, Memory, gathered
 from frazil.ingest.schema_drift import Path
 
 WORDS_AT_ONCE = 4 * 2**20
@@ -56,6 +56,11 @@ class Columns:
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
         self._allocate()
+
+    @property
+    def memory(self) -> Memory:
+        """The arrays as they are now; `begin` and `grow` may replace them."""
+        return Memory(self.nodes, self.words, self.valid, self.domains)
 
     @property
     def field_names(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.beyond import beyond_schema
 from frazil.ingest.formats.avro.json_text import NotJson, json_text
-from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, read_records
+from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
 from frazil.ingest.formats.columns import Columns
@@ -136,15 +136,9 @@ class AvroDecoder:
                 lengths,
                 roots,
                 read,
-                program.ops,
-                program.places,
-                columns.nodes,
-                columns.words,
-                columns.valid,
-                columns.domains,
-                self._frames,
-                self._slots,
-                self._seed,
+                program.plan,
+                columns.memory,
+                Scratch(self._frames, self._slots, self._seed),
                 wrong,
                 where,
             )

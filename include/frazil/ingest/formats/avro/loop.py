@@ -12,7 +12,7 @@ whole state as arguments.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
 FULL = 64
 """Result code FULL + d: domain d needs more room, and the record must be read again.
@@ -105,7 +105,24 @@ Each element takes memory, and a chunk has many records.
 """
 
 _HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
-_0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
+_0, _1 = np.uint64(0), np.uint64(1)
+
+
+class Plan(NamedTuple):
+    """The operations that read the records, and the numbers to which operations refer."""
+
+    ops: Numbers
+    places: Numbers
+
+
+class Scratch(NamedTuple):
+    """Memory that the loop needs while it reads a record, and the seed of its hash table."""
+
+    frames: Numbers
+    """One row per level of nesting."""
+    slots: Numbers
+    """The hash table of map keys."""
+    seed: int
 
 
 @loop
@@ -273,15 +290,13 @@ def value_of(
     end: int,
     op: int,
     e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
+    plan: Plan,
+    memory: Memory,
     slots: Numbers,
 ) -> int:
     """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
     kind, node = ops[op, OPERATION], ops[op, NODE]
     if kind <= BLOB:
         if kind == BLOB:
@@ -394,22 +409,19 @@ def read_record(
     p: int,
     end: int,
     root: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
+    frames, slots, seed = scratch
     op, depth, e, empty = root, -1, domains[0, USED], EMPTY_ELEMENTS
     while True:
         kind, node = ops[op, OPERATION], ops[op, NODE]
         if kind < REFUSED:
-            after = value_of(b, p, end, op, e, ops, places, nodes, words, valid, domains, slots)
+            after = value_of(b, p, end, op, e, plan, memory, slots)
             if after < 0:
                 return -after, op, p
             p = after
@@ -523,15 +535,9 @@ def read_records(
     lengths: Numbers,
     roots: Numbers,
     first: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
@@ -543,6 +549,7 @@ def read_records(
     `roots` has the first operation of each record, or -1 to skip the record. For each record, `wrong` receives the
     error code, and `where` the operation and the position of the error.
     """
+    domains = memory.domains
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -550,9 +557,7 @@ def read_records(
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
-        found, op, p = read_record(
-            b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
-        )
+        found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == VALID:
             wrong[i] = VALID
             domains[0, USED] += 1

@@ -14,9 +14,10 @@ import numpy as np
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro import operations as op
+from frazil.ingest.formats.avro.loop import Plan
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED, Numbers
+from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
@@ -52,8 +53,11 @@ class Target(NamedTuple):
     path: str
 
 
-class Program:
-    """The operations of all writer schemas added so far. The arrays are replaced when a schema is added."""
+class BaseProgram:
+    """The operations of all writer schemas added so far. `plan` is replaced when a schema is added."""
+
+    _width: int
+    """Number of columns in the table of operations."""
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
         self._columns = columns
@@ -63,10 +67,52 @@ class Program:
         self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
-        self._skips: dict[int, int] = {}
-        self._kept: list[AvroType] = []
         self._symbols: dict[str, int] = {}
         self._unfit: dict[int, Fault] = {}
+        self.text = b""
+        """The symbols of all enums, concatenated."""
+        self.plan = Plan(np.zeros((0, self._width), np.int64), np.zeros(1, np.int64))
+
+    def path(self, place: int) -> str:
+        """Return the path of the column that an operation fills, or of the field that it skips."""
+        return self._paths[place]
+
+    def unfit(self, place: int) -> Fault:
+        """Return the error for a value that an operation rejects."""
+        return self._unfit[place]
+
+    def _complete_plan(self) -> None:
+        self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
+
+    def _row(self, kind: int, target: Target) -> int:
+        if len(self._rows) >= self._max_rows:
+            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
+        self._rows.append([0] * self._width)
+        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
+        self._paths.append(target.path)
+        return len(self._rows) - 1
+
+    def _set(self, row: int, column: int, value: int) -> None:
+        self._rows[row][column] = int(value)
+
+    def _intern_symbol(self, symbol: str) -> tuple[int, int]:
+        """Add a symbol to `text` unless it is already there. Returns its start and length."""
+        encoded = symbol.encode("utf-8", "replace")
+        if symbol not in self._symbols:
+            self._symbols[symbol] = len(self.text)
+            self.text += encoded
+        return self._symbols[symbol], len(encoded)
+
+
+class Program(BaseProgram):
+    """The operations of Avro schemas."""
+
+    _width = op.WIDTH
+
+    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+        super().__init__(schema, columns, units)
+        self._skips: dict[int, int] = {}
+        self._kept: list[AvroType] = []
         self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
         """Map a SPAN operation to the fields that columns take. The value's other fields become JSON text."""
@@ -74,10 +120,6 @@ class Program:
         """Operations of `spans` for numbers whose infinities are numbers too, not strings."""
         self.spans: dict[int, AvroType] = {}
         """Map a SPAN operation to the Avro type of the values that become JSON text."""
-        self.text = b""
-        """The symbols of all enums, concatenated."""
-        self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
-        self.places: Numbers = np.zeros(1, np.int64)
 
     def withhold(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
@@ -101,17 +143,8 @@ class Program:
             if isinstance(error, RecursionError):
                 raise TooLarge("its types are nested too deep") from None
             raise
-        self.ops = np.array(self._rows, np.int64)
-        self.places = np.array(self._places or [0], np.int64)
+        self._complete_plan()
         return root
-
-    def path(self, place: int) -> str:
-        """Return the path of the column that an operation fills, or of the field that it skips."""
-        return self._paths[place]
-
-    def unfit(self, place: int) -> Fault:
-        """Return the error for a value that an operation rejects."""
-        return self._unfit[place]
 
     def _for(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
         if written.kind == "union":
@@ -144,7 +177,7 @@ class Program:
                 inside = Target(field.field_type, target.node + 2, field.field_id, f"{target.path}.value")
                 return self._with_places(self._row(op.MAP, target), [self._for(written.parts[0], inside)])
             case "enum", iceberg.StringType():
-                places = [place for symbol in written.symbols for place in self._symbol(symbol)]
+                places = [place for symbol in written.symbols for place in self._intern_symbol(symbol)]
                 place = self._with_places(self._row(op.ENUM, target), places)
                 self._set(place, op.COUNT, len(written.symbols))
                 return place
@@ -213,30 +246,11 @@ class Program:
         self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
 
-    def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._max_rows:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
-        self._rows.append([0] * op.WIDTH)
-        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
-        self._paths.append(target.path)
-        return len(self._rows) - 1
-
-    def _set(self, row: int, column: int, value: int) -> None:
-        self._rows[row][column] = int(value)
-
     def _with_places(self, row: int, places: list[int]) -> int:
         self._set(row, op.FIRST, len(self._places))
         self._set(row, op.COUNT, len(places))
         self._places += places
         return row
-
-    def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Return the start and length of a symbol in `text`."""
-        text = symbol.encode("utf-8", "replace")
-        if symbol not in self._symbols:
-            self._symbols[symbol] = len(self.text)
-            self.text += text
-        return self._symbols[symbol], len(text)
 
 
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types

@@ -29,7 +29,7 @@ class UnreadableSchema(Exception):
 
 
 class TooLarge(Exception):
-    """The Avro schema is valid, but too large to be compiled."""
+    """The schema is valid, but too large to be compiled."""
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,8 @@ The value of node k at entry e is at `words[base[k] + width * e]`. Entries are c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from frazil.ingest.compiled import memcpy
@@ -44,6 +46,15 @@ _FEW = 16
 # Columns of the table of domains. The last row is not a domain: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
 """The number of entries in use, the number for which memory exists, and the number before the current record."""
+
+
+class Memory(NamedTuple):
+    """The arrays of columns that the loops of Avro and Protobuf fill."""
+
+    nodes: Numbers
+    words: Numbers
+    valid: Octets
+    domains: Numbers
 
 
 @loop

@@ -18,11 +18,12 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro.decoder import DECLARED, EMPTY, FRAME_BYTES, AvroDecoder, instead, schema_ids
 from frazil.ingest.formats.avro.program import Fault
+from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
 from frazil.ingest.formats.protobuf.loop import message_indexes, read_records
-from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program, TooLarge
+from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program
 from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, message_of
 from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema

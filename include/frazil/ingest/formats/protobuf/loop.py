@@ -20,6 +20,8 @@ from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro.loop import (
     FULL,
     NOT_READ,
+    Plan,
+    Scratch,
     is_utf8,
     moment_of_text,
     repeats,
@@ -44,7 +46,7 @@ from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import Octets, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 from frazil.ingest.formats.protobuf.operations import (
     BEGIN,
     BEGUN,
@@ -232,17 +234,10 @@ def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, dom
 
 
 @loop
-def begun(
-    op: int,
-    e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-) -> None:
+def begin_message(op: int, e: int, plan: Plan, memory: Memory) -> None:
     """Write the values that an empty message has. Called before the message's fields are read."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
     at = ops[op, BEGIN]
     for _ in range(ops[op, BEGUN]):
         node = places[at]
@@ -286,12 +281,11 @@ def timestamp_of(
     end: int,
     node: int,
     e: int,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
+    memory: Memory,
     frames: Numbers,
 ) -> int:
     """Read a google.protobuf.Timestamp. Returns VALID or an error code."""
+    nodes, words, valid, _ = memory
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, BASE] + e
     if valid[nodes[node, FLAG] + e]:  # continue the earlier timestamp
@@ -342,15 +336,13 @@ def value_of(
     end: int,
     op: int,
     e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    frames: Numbers,
-    slots: Numbers,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
 ) -> int:
     """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
+    ops, places = plan
+    nodes, words, valid, _ = memory
     kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
     flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
     if wire == BLOB:
@@ -358,13 +350,17 @@ def value_of(
         if p < 0:
             return p
         if kind == TIMESTAMP:
-            wrong = timestamp_of(b, p, p + length, node, e, nodes, words, valid, frames)
+            wrong = timestamp_of(b, p, p + length, node, e, memory, scratch.frames)
             return p + length if wrong == VALID else -wrong
         valid[flag] = 1
         if kind == TEXT_AS_UUID:
             return p + length if uuid_of_text(b, p, p + length, at + e, words) else -NO_UUID
         if kind == TEXT_AS_MOMENT:
-            return p + length if moment_of_text(b, p, p + length, nodes[node, KIND], at, words, slots) else -NO_MOMENT
+            return (
+                p + length
+                if moment_of_text(b, p, p + length, nodes[node, KIND], at, words, scratch.slots)
+                else -NO_MOMENT
+            )
         if kind == TEXT and not is_utf8(b, p, p + length):
             return -INVALID_UTF8
         if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
@@ -432,27 +428,19 @@ def value_of(
 
 
 @loop
-def is_unknown(b: Octets, p: int, end: int, op: int, ops: Numbers, places: Numbers) -> bool:
+def is_unknown(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
     """Return whether the number at `p` is valid, but not a symbol of the enum."""
+    ops, places = plan
     after, value = varint(b, p, end)
     return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
 
 @loop
-def ended(
-    op: int,
-    e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    slots: Numbers,
-    seed: int,
-    b: Octets,
-) -> int:
+def check_message(b: Octets, op: int, e: int, plan: Plan, memory: Memory, scratch: Scratch) -> int:
     """Check a message after its last field. Returns VALID, an error code, or FULL + d for a full hash table."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
+    _, slots, seed = scratch
     for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
         if not valid[nodes[places[k], FLAG] + e]:
             return MISSING
@@ -474,24 +462,21 @@ def read_record(
     p: int,
     end: int,
     root: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
+    frames = scratch.frames
     message, depth, e, next_ = root, 0, domains[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
     valid[nodes[0, FLAG] + e] = 1
-    begun(root, e, ops, places, nodes, words, valid, domains)
+    begin_message(root, e, plan, memory)
     while True:
         if p == end:
-            wrong = ended(message, e, ops, places, nodes, words, valid, domains, slots, seed, b)
+            wrong = check_message(b, message, e, plan, memory, scratch)
             if wrong != VALID or depth == 0:
                 return wrong, message, p
             depth -= 1
@@ -522,7 +507,7 @@ def read_record(
             if p < 0:
                 return -p, message, start
             continue
-        if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, ops, places):
+        if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, plan):
             p = skipped(b, p, end, tag, frames, depth)
             continue
         if ops[op, OTHER]:
@@ -547,7 +532,7 @@ def read_record(
         while not packed or p < stop:
             entry = e
             if shape != SINGLE:
-                if packed and ops[op, CLOSED] and is_unknown(b, p, stop, op, ops, places):
+                if packed and ops[op, CLOSED] and is_unknown(b, p, stop, op, plan):
                     p, _ = varint(b, p, stop)
                     continue
                 inner = nodes[outer, INNER]
@@ -572,10 +557,10 @@ def read_record(
                     if cells < 0:
                         return TOO_MANY, op, start
                     valid[there] = 1
-                    begun(op, entry, ops, places, nodes, words, valid, domains)
+                    begin_message(op, entry, plan, memory)
                 message, e, end, next_ = op, entry, p + length, 0
                 break
-            after = value_of(b, p, stop, op, entry, ops, places, nodes, words, valid, frames, slots)
+            after = value_of(b, p, stop, op, entry, plan, memory, scratch)
             if after < 0:
                 return -after, op, start
             p = after
@@ -590,19 +575,14 @@ def read_records(
     lengths: Numbers,
     roots: Numbers,
     first: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
     """Read records, starting at index `first`. Arguments and result are those of Avro's `read_records`."""
+    domains = memory.domains
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -610,9 +590,7 @@ def read_records(
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
-        found, op, p = read_record(
-            b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
-        )
+        found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == VALID:
             wrong[i] = VALID
             domains[0, USED] += 1

@@ -13,9 +13,10 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.avro.program import MISSING, Fault, Target
+from frazil.ingest.formats.avro.program import MAX_OPERATIONS, MISSING, BaseProgram, Fault, Target
+from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED, Numbers
+from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 from frazil.ingest.formats.protobuf import operations as op
 
@@ -42,11 +43,6 @@ WRAPPERS = frozenset(
 TIMESTAMP = "google.protobuf.Timestamp"
 _INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
-MAX_OPERATIONS = 100_000
-
-
-class TooLarge(Exception):
-    """The Protobuf schema is valid, but too large to be compiled."""
 
 
 class _Refused(Exception):
@@ -64,27 +60,17 @@ class _Absent:
     needs: list[int] = field(default_factory=list)
 
 
-class Program:
-    """The operations of all messages added so far. The arrays are replaced when a message is added."""
+class Program(BaseProgram):
+    """The operations of Protobuf messages."""
+
+    _width = op.WIDTH
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
-        self._columns = columns
-        self._units = units
-        self._record = Target(schema, 0, -1, "")
-        self._rows: list[list[int]] = []
-        self._max_rows = 0
-        self._places: list[int] = []
-        self._paths: list[str] = []
+        super().__init__(schema, columns, units)
         self._absent: dict[int, _Absent] = {}
-        self._unfit: dict[int, Fault] = {}
         self._needed: dict[int, str] = {}
-        self._symbols: dict[str, int] = {}
         self.spans: dict[int, Any] = {}
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
-        self.text = b""
-        """The symbols of all enums, concatenated."""
-        self.ops: Numbers = np.zeros((1, op.WIDTH), np.int64)
-        self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: Descriptor) -> int | Fault:
         """Add a message. Returns the first operation of its records, or the error if they cannot become rows.
@@ -102,23 +88,14 @@ class Program:
             if isinstance(error, TooLarge):
                 raise
             return error.args[0], ": ".join(part for part in (error.args[2], error.args[1]) if part)
-        self.ops = np.array(self._rows, np.int64)
-        self.places = np.array(self._places or [0], np.int64)
+        self._complete_plan()
         return root
-
-    def path(self, place: int) -> str:
-        """Return the path of the column that an operation fills."""
-        return self._paths[place]
 
     def needed(self, place: int) -> str:
         """Return the paths of the columns that the message of this operation must fill, joined with "or"."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
-
-    def unfit(self, place: int) -> Fault:
-        """Return the error for a value that an operation rejects."""
-        return self._unfit[place]
 
     def _message(self, written: Descriptor, target: Target) -> int:
         assert isinstance(target.kind, iceberg.StructType)
@@ -290,7 +267,7 @@ class Program:
                 self._set(row, column, value)
         else:
             raise _Refused(op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}")
-        places = {number: self._symbol(name) for number, name in symbols.items()}
+        places = {number: self._intern_symbol(name) for number, name in symbols.items()}
         self._set_places(row, op.SYMBOLS, [part for number in sorted(places) for part in (number, *places[number])], 3)
         self._set(row, op.BITS, op.INT32)
         self._set(row, op.CLOSED, written.is_closed)
@@ -298,17 +275,6 @@ class Program:
             return row, [0, 0]
         first = places.get(0)
         return row, None if first is None else [-1 - first[0], first[1]]
-
-    def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._max_rows:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
-        self._rows.append([0] * op.WIDTH)
-        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
-        self._paths.append(target.path)
-        return len(self._rows) - 1
-
-    def _set(self, row: int, column: int, value: int) -> None:
-        self._rows[row][column] = int(value)
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
         """Append numbers to `places`. Sets `column` to their start, and the next column to their number.
@@ -318,14 +284,6 @@ class Program:
         self._set(row, column, len(self._places))
         self._set(row, column + 1, len(places) // width)
         self._places += places
-
-    def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Return the start and length of a symbol in `text`."""
-        text = symbol.encode()
-        if symbol not in self._symbols:
-            self._symbols[symbol] = len(self.text)
-            self.text += text
-        return self._symbols[symbol], len(text)
 
 
 def _is_map(written: FieldDescriptor) -> bool:
