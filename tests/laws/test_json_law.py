@@ -226,7 +226,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = by_reference(decoder, some)
-    with mock.patch.object(columns, "WORDS_AT_ONCE", 0), mock.patch.object(columns, "MIN_RECORDS", piece):
+    with mock.patch.object(columns, "TARGET_WORDS", 0), mock.patch.object(columns, "MIN_RECORDS", piece):
         assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
         assert outcomes(decoder(Chunk.of_values(some[::-1])), len(some)) == expected[::-1]
     assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected

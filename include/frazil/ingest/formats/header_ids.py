@@ -66,7 +66,7 @@ class HeaderIdDecoder:
         return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
 
     def _frame(self, header: bytes) -> bytes | None:
-        """Return the frame that says the same as a header; None if the header has no id."""
+        """Return the frame with the same content as a header; None if the header has no id."""
         if len(header) >= _ID_END and header[0] == _ID:
             return header
         if len(header) >= _GUID_END and header[0] == _GUID:

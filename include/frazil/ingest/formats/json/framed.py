@@ -43,7 +43,7 @@ class FramedDecoder:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
-        there = values.lengths >= 0
+        has_value = values.lengths >= 0
         framed = values.lengths >= FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
         inside = BinaryColumn(
@@ -51,16 +51,16 @@ class FramedDecoder:
             np.where(framed, values.starts + FRAME_BYTES, values.starts),
             np.where(framed, values.lengths - FRAME_BYTES, values.lengths),
         )
-        bare = np.flatnonzero(there & ~framed)
+        bare = np.flatnonzero(has_value & ~framed)
         if not len(bare):
             return self._decode(Chunk.of_column(inside))
-        rest = np.flatnonzero(~there | framed)
+        rest = np.flatnonzero(~has_value | framed)
         decoded = self._decode(Chunk.of_column(inside.take(rest))).moved(rest)
-        rejections = [Rejection(place, "NotFramed", _instead(values[place] or b"")) for place in bare.tolist()]
+        rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
         return joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
 
-def _instead(value: bytes) -> str:
+def _not_framed_text(value: bytes) -> str:
     what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
         f"the value {what}, and source.format is {{type: json, framing: confluent}}: write it with the serializer of "

@@ -22,10 +22,10 @@ from frazil.ingest.formats.avro.loop import (
     NOT_READ,
     Plan,
     Scratch,
+    has_duplicate_key,
     is_utf8,
-    moment_of_text,
-    repeats,
-    uuid_of_text,
+    parse_moment,
+    parse_uuid,
 )
 from frazil.ingest.formats.json.nodes import (
     AFTER,
@@ -163,7 +163,7 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 
 @loop
-def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
+def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
     p, tag = varint(b, p, end)
     if p >= 0 and (tag < 8 or tag > _MAX_TAG):
         return -NO_FIELD, 0
@@ -171,7 +171,7 @@ def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 
 @loop
-def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
+def skip(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
     """Skip the value that follows `tag`; a group is skipped with its content.
 
     Returns the position after it, or a negative error code.
@@ -201,14 +201,14 @@ def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) 
             return -NO_WIRE_TYPE
         if p < 0 or depth == outer:
             return p
-        p, tag = tag_at(b, p, end)
+        p, tag = read_tag(b, p, end)
         if p < 0:
             return p
         wire = tag & 7
 
 
 @loop
-def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
+def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
     """Search for the row of `places` that begins with `number`. Returns its index; -1 if no row begins with it.
 
     The `count` rows begin at `first`, have `width` numbers each, and are sorted by their first number.
@@ -224,7 +224,7 @@ def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 
 @loop
-def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+def clear(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
     """Write null to entry e, the last one of a node. Removes the elements of lists and maps inside it, at any depth."""
     for k in range(node, nodes[node, AFTER]):
         if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
@@ -257,7 +257,7 @@ def begin_message(op: int, e: int, plan: Plan, memory: Memory) -> None:
 
 
 @loop
-def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
     """Scale an integer to the column's scale, and write it as two words. `low` is its absolute value.
 
     Returns VALID or an error code.
@@ -275,7 +275,7 @@ def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words
 
 
 @loop
-def timestamp_of(
+def read_timestamp(
     b: Octets,
     p: int,
     end: int,
@@ -292,7 +292,7 @@ def timestamp_of(
         seconds = words[at] // 1_000_000
         nanos = (words[at] - seconds * 1_000_000) * 1000
     while p < end:
-        p, tag = tag_at(b, p, end)
+        p, tag = read_tag(b, p, end)
         if p < 0:
             return -p
         if tag == 8 or tag == 16:
@@ -304,7 +304,7 @@ def timestamp_of(
             else:
                 nanos = np.int64(np.int32(value))
         else:
-            p = skipped(b, p, end, tag, frames, 0)
+            p = skip(b, p, end, tag, frames, 0)
             if p < 0:
                 return -p
     if not (0 <= nanos < 1_000_000_000 and _MIN_SECOND <= seconds <= _MAX_SECOND):
@@ -330,7 +330,7 @@ def integer(value: Any, bits: int) -> Any:
 
 
 @loop
-def value_of(
+def read_value(
     b: Octets,
     p: int,
     end: int,
@@ -350,15 +350,15 @@ def value_of(
         if p < 0:
             return p
         if kind == TIMESTAMP:
-            wrong = timestamp_of(b, p, p + length, node, e, memory, scratch.frames)
+            wrong = read_timestamp(b, p, p + length, node, e, memory, scratch.frames)
             return p + length if wrong == VALID else -wrong
         valid[flag] = 1
         if kind == TEXT_AS_UUID:
-            return p + length if uuid_of_text(b, p, p + length, at + e, words) else -NO_UUID
+            return p + length if parse_uuid(b, p, p + length, at + e, words) else -NO_UUID
         if kind == TEXT_AS_MOMENT:
             return (
                 p + length
-                if moment_of_text(b, p, p + length, nodes[node, KIND], at, words, scratch.slots)
+                if parse_moment(b, p, p + length, nodes[node, KIND], at, words, scratch.slots)
                 else -NO_MOMENT
             )
         if kind == TEXT and not is_utf8(b, p, p + length):
@@ -416,10 +416,10 @@ def value_of(
     if kind == INTEGER_AS_DECIMAL:
         negative = bits != UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
-        wrong = scaled(negative, amount, op, ops, at + e, words)
+        wrong = write_decimal(negative, amount, op, ops, at + e, words)
         return p if wrong == VALID else -wrong
     # SYMBOL
-    found = place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
+    found = find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
     if found < 0:
         return -NO_SYMBOL
     words[at + e] = -1 - places[ops[op, SYMBOLS] + 3 * found + 1]
@@ -432,7 +432,7 @@ def is_unknown(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
     """Return whether the number at `p` is valid, but not a symbol of the enum."""
     ops, places = plan
     after, value = varint(b, p, end)
-    return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
+    return after >= 0 and find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
 
 @loop
@@ -451,7 +451,7 @@ def check_message(b: Octets, op: int, e: int, plan: Plan, memory: Memory, scratc
         if words[to] - first > 1:
             if 4 * (words[to] - first) > len(slots):
                 return FULL + len(domains)
-            if repeats(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
+            if has_duplicate_key(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
                 return REPEATED_KEY
     return VALID
 
@@ -483,17 +483,17 @@ def read_record(
             message, e, end, next_ = frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3]
             continue
         start = p
-        p, tag = tag_at(b, p, end)
+        p, tag = read_tag(b, p, end)
         if p < 0:
             return -p, message, start
         number, wire = tag >> 3, tag & 7
         # Most writers write fields in the order of their numbers.
         first, count = ops[message, FIELDS], ops[message, COUNT]
         if next_ >= count or places[first + 2 * next_] != number:
-            next_ = place_of(places, first, count, 2, number)
+            next_ = find_row(places, first, count, 2, number)
         if next_ < 0:
             next_ = 0
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
@@ -503,19 +503,19 @@ def read_record(
             next_ += 1
         packed = shape != SINGLE and wire == BLOB and expected != BLOB
         if wire != expected and not packed:  # treat as unknown
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
         if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, plan):
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             continue
         if ops[op, OTHER]:
             for k in range(ops[op, OTHERS], ops[op, OTHERS] + ops[op, OTHER]):
                 if valid[nodes[places[k], FLAG] + e]:
-                    forget(places[k], e, nodes, words, valid, domains)
+                    clear(places[k], e, nodes, words, valid, domains)
         if kind == SKIP:
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
@@ -560,7 +560,7 @@ def read_record(
                     begin_message(op, entry, plan, memory)
                 message, e, end, next_ = op, entry, p + length, 0
                 break
-            after = value_of(b, p, stop, op, entry, plan, memory, scratch)
+            after = read_value(b, p, stop, op, entry, plan, memory, scratch)
             if after < 0:
                 return -after, op, start
             p = after
