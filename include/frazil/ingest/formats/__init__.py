@@ -1,4 +1,4 @@
-"""Maps the type in `source.format` to the code of the record format. Each format has a package in this folder."""
+"""Maps the type in `source.format` to the code of the record format, which is in this folder."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
 
 
 def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.whole.decoder import WholeDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.whole import WholeDecoder  # noqa: PLC0415 - as above
 
     return WholeDecoder(schema, declared.column)
 

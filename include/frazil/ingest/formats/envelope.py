@@ -303,7 +303,7 @@ class EnvelopeDecoder:
         return pa.array(lists, pa.list_(pa.int32()))
 
     def _ambiguous_nulls(
-        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
+        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield the row index and error of updates with a null that may mean "unchanged".
 
@@ -314,7 +314,7 @@ class EnvelopeDecoder:
         for names in self._null_hiding.values() if bare.any() else ():
             nulls = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
             for row in np.flatnonzero(bare & nulls).tolist():
-                for name in [name for name in names if name in named(row)][:1]:
+                for name in [name for name in names if name in after_names(row)][:1]:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
     def _after_names(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
@@ -324,11 +324,11 @@ class EnvelopeDecoder:
         names = decode.names
 
         @cache
-        def named(row: int) -> Collection[str]:
+        def after_names(row: int) -> Collection[str]:
             layers = ("payload", "after") if parts.wrapped[row] else ("after",)
             return names(chunk.values[int(decoded.kept[row])] or b"", layers)
 
-        return named
+        return after_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class Program(BaseProgram):
         return row
 
     def _add_skip(self, written: AvroType, path: str) -> int:
-        """Return the operation that skips a value. Each type has one such operation, because types can be recursive."""
+        """Return the operation that skips a value of this type, and add it if it is missing. Types can be recursive."""
         if id(written) in self._skips:
             return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)

@@ -33,13 +33,15 @@ class CsvDecoder:
         self._line = Line(declared)
         fields = {field.name: field for field in schema.fields}
         wanted = [fields.get(name) for name in declared.columns]
-        self._kinds = np.array([_kind(field, units) for field in wanted], np.int64)
         names = [b"" if field is None else b",%s:" % _quote(field.name) for field in wanted]
-        self._name_ends = np.cumsum([0, *map(len, names)])
-        self._names = np.frombuffer(b"".join(names), np.uint8)
-        self._null = np.frombuffer(declared.null.encode(), np.uint8)
-        self._delimiter = ord(declared.delimiter)
-        self._quote = -1 if declared.quote is None else ord(declared.quote)
+        self._format = loop.LineFormat(
+            np.frombuffer(b"".join(names), np.uint8),
+            np.cumsum([0, *map(len, names)]),
+            np.array([_kind(field, units) for field in wanted], np.int64),
+            np.frombuffer(declared.null.encode(), np.uint8),
+            ord(declared.delimiter),
+            -1 if declared.quote is None else ord(declared.quote),
+        )
         self._room = np.empty(PIECE_BYTES, np.uint8)
 
     def __call__(self, chunk: Chunk) -> Decoded:
@@ -61,12 +63,7 @@ class CsvDecoder:
         until, needed = loop.write_objects(
             *fixed(values),
             first,
-            self._names,
-            self._name_ends,
-            self._kinds,
-            self._null,
-            self._delimiter,
-            self._quote,
+            self._format,
             self._room,
             places,
             outcomes,
@@ -89,7 +86,10 @@ class CsvDecoder:
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
     def _decode_large(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode only the record `first`, whose JSON needs more memory than usual. Releases this memory afterwards."""
+        """Decode only the record `first`, whose JSON needs more memory than usual, and release this memory.
+
+        Returns the index after the record, and the result.
+        """
         usual, self._room = self._room, np.empty(needed, np.uint8)
         try:
             _, part = self._decode_part(values[first : first + 1], 0)

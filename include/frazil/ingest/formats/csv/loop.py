@@ -7,12 +7,8 @@ A field is thus converted to a column's value by the same rules as a JSON string
 
 from __future__ import annotations
 
-from functools import partial
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from frazil.ingest.compiled import compiled
 from frazil.ingest.formats.csv.lines import (
     AFTER_QUOTE,
     EMPTY,
@@ -22,7 +18,8 @@ from frazil.ingest.formats.csv.lines import (
     VALID,
     WRONG_COUNT,
 )
-from frazil.ingest.formats.json.scan import number_end
+from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.scan import Octets, loop, number_end
 
 # Kinds of JSON values as which a field is written.
 SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
@@ -31,9 +28,19 @@ _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 _MAX_ESTIMATED_BYTES = 4096
 """Maximum size (bytes) of a record for which the size of its JSON is estimated. Above this, it is counted."""
 
-Octets = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
-loop = partial(compiled, allocates=False)
+
+class LineFormat(NamedTuple):
+    """The declared format of lines, and the fields' names and kinds."""
+
+    names: Octets
+    """The text before each field's value in JSON, concatenated."""
+    name_ends: Numbers
+    kinds: Numbers
+    null: Octets
+    """The text of a null."""
+    delimiter: int
+    quote: int
+    """-1 if fields cannot be quoted."""
 
 
 @loop
@@ -181,16 +188,12 @@ def write_object(
     b: Octets,
     p: int,
     end: int,
-    names: Octets,
-    name_ends: Numbers,
-    kinds: Numbers,
-    null: Octets,
-    delimiter: int,
-    quote: int,
+    line_format: LineFormat,
     to: Octets,
     at: int,
 ) -> tuple[int, int]:
     """Write one record as a JSON object. Returns the position after it, and the record's outcome code."""
+    names, name_ends, kinds, null, delimiter, quote = line_format
     begin, fields, f = at, len(kinds), 0
     while True:
         if f == fields:
@@ -227,12 +230,7 @@ def write_objects(
     starts: Numbers,
     lengths: Numbers,
     first: int,
-    names: Octets,
-    name_ends: Numbers,
-    kinds: Numbers,
-    null: Octets,
-    delimiter: int,
-    quote: int,
+    line_format: LineFormat,
     to: Octets,
     places: Numbers,
     outcomes: Octets,
@@ -247,13 +245,13 @@ def write_objects(
     while record < len(starts):
         p = starts[record]
         end = p + max(lengths[record], 0)
-        needed = len(names) + 2 * len(kinds) + 3 + max_json_bytes(data, p, end)
+        needed = len(line_format.names) + 2 * len(line_format.kinds) + 3 + max_json_bytes(data, p, end)
         if at + needed > len(to):
             return record, needed if at == 0 else 0
         end = line_end(data, p, end)
         done, outcome = at, EMPTY if lengths[record] >= 0 else NO_VALUE
         if p < end:
-            done, outcome = write_object(data, p, end, names, name_ends, kinds, null, delimiter, quote, to, at)
+            done, outcome = write_object(data, p, end, line_format, to, at)
         outcomes[record] = outcome
         if outcome == VALID:
             places[0, record], places[1, record] = at, done - at

@@ -8,8 +8,7 @@ import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder, joined
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
+from frazil.ingest.decode import Decoded, EventDecoder, Rejection, WrappingDecoder, joined
 
 FRAME_BYTES = 5
 
@@ -19,19 +18,8 @@ def content(record: bytes) -> bytes:
     return record[FRAME_BYTES:]
 
 
-class FramedDecoder:
+class FramedDecoder(WrappingDecoder):
     """Decodes the content of framed values. A value without a frame is rejected."""
-
-    def __init__(self, decode: Decoder) -> None:
-        self._decode = decode
-
-    def withhold(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
-
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, RestDecoder, first_places, joined, whole_records
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
+from frazil.ingest.decode import Decoded, Rejection, WrappingDecoder, first_places, joined, whole_records
 
 MAX_LINES = 100_000
 """Maximum number of lines per record. Without it, a record of newlines would need many times its size in memory."""
@@ -21,19 +20,8 @@ _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
 
 
-class LinesDecoder:
+class LinesDecoder(WrappingDecoder):
     """Decodes each line like a record. If a line is rejected, its whole record becomes one rejection without rows."""
-
-    def __init__(self, decode: Decoder) -> None:
-        self._decode = decode
-
-    def withhold(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
-
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values

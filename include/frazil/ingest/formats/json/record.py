@@ -111,7 +111,7 @@ class _ErrorTemplate(NamedTuple):
     """A template for the text of a parser's error, into which the rejected value is inserted.
 
     `before` and `after` surround the value. `keys` is the path to the value. `otherwise` replaces a value that cannot
-    be quote_value. For NaN and infinities, the text is `special` and the value.
+    be quoted. For NaN and infinities, the text is `special` and the value.
     """
 
     error_class: str
@@ -300,7 +300,7 @@ def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType
 
 
 def quote_value(text: bytes, keys: Sequence[Step]) -> str | None:
-    """Return the value at a path in a record, quote_value for a message; None if it cannot be quote_value."""
+    """Return the value at a path in a record, quoted for a message; None if it cannot be quoted."""
     try:
         raw = _part(text, str(keys[0]))
         for key in keys[1:]:

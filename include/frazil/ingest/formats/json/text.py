@@ -41,7 +41,7 @@ _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
 """First bytes of a JSON object in UTF-16, with and without byte order mark. UTF-32 can begin with the same bytes."""
-_TRAILING = re.compile(r"JSON is malformed_text: trailing characters \(byte ([0-9]+)\)")
+_TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
 """Pattern of an escape. Its group matches only a surrogate without its other half."""
 
@@ -109,7 +109,7 @@ def malformed_text(text: bytes, message: str) -> str:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
                 half = f"\\u{escape[1].decode('ascii', 'replace')}"
-                return f"JSON is malformed_text: {half} is half of a surrogate pair (byte {escape.start()})"
+                return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
     more = _TRAILING.fullmatch(message)
     if message == "Input data was truncated" or (more is None and message.endswith(f"(byte {len(text)})")):
         return "the record is truncated: an object, array or string in it does not end"

@@ -49,7 +49,7 @@ USED, ROOM, BEFORE = range(3)
 
 
 class Memory(NamedTuple):
-    """The arrays of columns that the loops of Avro and Protobuf fill."""
+    """The arrays of columns that the loops of Avro and Protobuf fill. The module's docstring describes them."""
 
     nodes: Numbers
     words: Numbers

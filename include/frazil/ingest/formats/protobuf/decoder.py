@@ -157,7 +157,7 @@ class ProtobufDecoder(AvroDecoder):
             return self._program.unfit(place)  # type: ignore[no-any-return]
         error_class, text = op.ERRORS[wrong]
         if wrong == op.MISSING:
-            return error_class, f"{self._program.needed(place)}: {text}"
+            return error_class, f"{self._program.required_paths(place)}: {text}"
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 

@@ -20,7 +20,7 @@ from pyiceberg import types as iceberg
 from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
-from frazil.ingest.formats.protobuf.program import WRAPPERS
+from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
 
 class _FieldValue(NamedTuple):
@@ -186,7 +186,7 @@ def _json_text(at: _FieldValue) -> str:
         one: Any = type(at.message)()
         if at.field.is_repeated:
             getattr(one, at.field.name).MergeFrom(_get(at))
-            of_empty: Callable[[], Any] = dict if _is_map(at.field) else list
+            of_empty: Callable[[], Any] = dict if is_map(at.field) else list
             found = MessageToDict(one, preserving_proto_field_name=True).get(at.field.name, of_empty())
         else:
             setattr(one, at.field.name, value)
@@ -197,7 +197,3 @@ def _json_text(at: _FieldValue) -> str:
 
 def _dump(found: Any) -> str:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-
-
-def _is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -164,6 +164,7 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 @loop
 def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
+    """Read a tag. Returns the position after it, or a negative error code; and the tag."""
     p, tag = varint(b, p, end)
     if p >= 0 and (tag < 8 or tag > _MAX_TAG):
         return -NO_FIELD, 0

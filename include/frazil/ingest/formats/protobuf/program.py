@@ -91,7 +91,7 @@ class Program(BaseProgram):
         self._complete_plan()
         return root
 
-    def needed(self, place: int) -> str:
+    def required_paths(self, place: int) -> str:
         """Return the paths of the columns that the message of this operation must fill, joined with "or"."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
@@ -157,7 +157,7 @@ class Program(BaseProgram):
         self._set_places(row, op.MAPS, maps)
 
     def _add_field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
-        """Return the operation of a field. Adds the column's value for messages without the field to `absent`."""
+        """Add the operation of a field, and return it. Adds the value of a missing field to `absent`."""
         try:
             if written.is_repeated:
                 row = self._add_repeated(written, target)
@@ -187,10 +187,10 @@ class Program(BaseProgram):
                 inside = Target(one.field_type, target.node + 1, one.field_id, f"{target.path}.element")
                 row, _ = self._add_single(written, inside)
                 self._set(row, op.SHAPE, op.LIST_ENTRY)
-            case iceberg.MapType() if _is_map(written):
+            case iceberg.MapType() if is_map(written):
                 row = self._add_map(written, target, target.kind)
             case _:
-                what = "map" if _is_map(written) else f"repeated {type_name(written)}"
+                what = "map" if is_map(written) else f"repeated {type_name(written)}"
                 raise _CannotFill(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
         self._set(row, op.OUTER, target.node)
         return row
@@ -218,7 +218,7 @@ class Program(BaseProgram):
         return row
 
     def _add_single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        """Return the operation of a single value, and the two words of the default.
+        """Add the operation of a single value. Returns it, and the two words of the default.
 
         The default is the column's value if the field is absent; None means null.
         """
@@ -290,7 +290,7 @@ class Program(BaseProgram):
         self._places += places
 
 
-def _is_map(written: FieldDescriptor) -> bool:
+def is_map(written: FieldDescriptor) -> bool:
     return written.message_type is not None and written.message_type.GetOptions().map_entry
 
 
