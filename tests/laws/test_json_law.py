@@ -216,7 +216,7 @@ def outcomes_of_each(chunks: list[Decoded], count: int) -> list[list[Outcome]]:
 
 def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Outcome]:
     """What each value is alone."""
-    return [outcome for (outcome,) in outcomes_of_each([decoder._singly([value], [0]) for value in some], 1)]
+    return [outcome for (outcome,) in outcomes_of_each([decoder._read_singly([value], [0]) for value in some], 1)]
 
 
 @settings(max_examples=max(150, settings().max_examples))
