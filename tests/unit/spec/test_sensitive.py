@@ -31,8 +31,8 @@ HOME = "struct<street: string, city: string>"
     [
         ({"fields": {}}, "sensitive.fields: is empty"),
         ({"fields": {"carier": "mask"}}, "sensitive.fields.carier: 'mask' is not a column of the schema; did you mean"),
-        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' is for text, and the column is int"),
-        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' is for text, and the column is struct"),
+        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' needs a string, and the column is int"),
+        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' needs a string, and the column is struct"),
         ({"fields": {"home.zip": "mask"}}, "sensitive.fields.home.zip: 'mask' is not a column of the schema"),
         (
             {"fields": {"home.street": "drop"}},
@@ -51,7 +51,7 @@ HOME = "struct<street: string, city: string>"
         ({"fields": {"CARRIER": "drop"}}, "sensitive.fields.CARRIER: 'drop' is a column of the schema"),
         (
             {"fields": {"carrier.code": "drop"}},
-            "carrier.code: 'drop' is within a column that is no struct",
+            "carrier.code: 'drop' is within a column that is not a struct",
         ),
     ],
 )
