@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, StringType, StructType
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.ingest.schema_drift import SchemaDrift
-from frazil.ingest.sealing import Secret
+from frazil.ingest.sealing import Sealer
 from frazil.spec.load import load_stream
 from frazil.stream.evolve import evolve_table, without_hidden
 from frazil.table.catalogs import load_catalog
@@ -107,7 +107,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
 
 def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
     path = declare(sensitive={"fields": {"carrier": "tokenize"}, "secret": "${env:TEST_SECRET}"})
-    tokens = [Secret(SECRET).token(text) for text in ("AA", "Ü")]
+    tokens = [Sealer(SECRET).token(text) for text in ("AA", "Ü")]
     name = load_stream(path).name
 
     def call(*arguments: str, secret: str = SECRET, lines: str = "") -> Any:
