@@ -30,7 +30,7 @@ NOWHERE: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""Where a routing value's rows go: a table, or a rejection without an index; None if a table may be created."""
+"""Destination of a routing value's rows: a table, or a rejection without index; None if a table may be created."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dedupe(Model):
-    """Which rows are repeats: of rows with the same key and close event times, only the first is kept."""
+    """The definition of repeats. Of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns that are equal in a record and its repeats."

@@ -89,8 +89,8 @@ def _refuse_boolean(value: object) -> object:
 class Whole:
     """Restricts an `int` of a declaration to `minimum` to `maximum`, by default the limit of Spark and Iceberg.
 
-    Bounds are set here and not in the key's `Field`: pydantic loses those, in its check or its JSON Schema, if there
-    are two upper bounds, or one together with a validator.
+    Bounds are set here, because pydantic loses some bounds of a key's `Field`, in its check or its JSON Schema. That
+    happens with two upper bounds, or with one and a validator.
     """
 
     minimum: int = 1
