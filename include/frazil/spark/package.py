@@ -1,6 +1,6 @@
 """Creates the archive with the Python environment for executors and drivers in a cluster.
 
-The archive contains this Python with its standard library, frazil, and the packages that executors and drivers need. It
+The archive contains the running Python with its standard library, frazil, and the packages that a cluster needs. It
 does not contain Airflow, quality gates or PySpark, which the cluster provides. The loops that decode records are
 compiled for this host's CPU type.
 """
@@ -90,7 +90,7 @@ SMOKE_TEST = (
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive atomically.
+    """Write the archive atomically. `say` is called with each step's progress message.
 
     Raises:
         MissingExtra: a storage's packages are not installed on this host.
@@ -127,7 +127,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """Copy this Python to `root`, with a launcher at `bin/python`. Return the launcher's path."""
+    """Copy the running Python to `root`, with a launcher at `bin/python`. Return the launcher's path."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
     skipped = shutil.ignore_patterns(*STDLIB_EXCLUDED)
@@ -166,9 +166,10 @@ def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
 
 
 def _is_kept(file: str) -> bool:
-    return any(fnmatch(file, pattern) for pattern in INCLUDED_ANYWAY) or not any(
-        fnmatch(file, pattern) for pattern in EXCLUDED
-    )
+    def matches(patterns: Iterable[str]) -> bool:
+        return any(fnmatch(file, pattern) for pattern in patterns)
+
+    return matches(INCLUDED_ANYWAY) or not matches(EXCLUDED)
 
 
 def _closure(requirements: Iterable[str]) -> Iterator[str]:
@@ -189,9 +190,8 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
         try:
             needs = distribution(name).requires or ()
         except PackageNotFoundError:
-            raise MissingExtra(
-                f"the Python package {name}, which executors need, is not installed", name=name
-            ) from None
+            problem = f"the Python package {name}, which executors need, is not installed"
+            raise MissingExtra(problem, name=name) from None
         if (name, "") in new:
             yield name
         seen |= new

@@ -26,15 +26,14 @@ def audit_findings(store: Store) -> dict[str, str]:
 
 def last_audits(store: Store) -> dict[str, str]:
     """Return a sentence about each stream's last audit. A stream that was never audited has none."""
-    return {name: said for name, said in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(said, str)}
+    return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
 def _audit_text(found: Mapping[str, Any]) -> str:
     """Describe an audit: its hours, its findings, and what it could not compare."""
-    wrong, open_ = found["findings"], found.get("not-compared") or "not everything was compared"
-    result = f"{wrong} findings" if wrong else "no findings"
-    left = "" if found["complete"] else f", but {open_}"
-    return f"of commits from {found['from']} to {found['to']}: {result}{left}"
+    not_compared = found.get("not-compared") or "not everything was compared"
+    result = f"{found['findings'] or 'no'} findings" + ("" if found["complete"] else f", but {not_compared}")
+    return f"of commits from {found['from']} to {found['to']}: {result}"
 
 
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
@@ -53,10 +52,12 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
         stream, kept = found["stream"], before.get(found["stream"])
         if found["findings"]:
             begin, end = found["from"], found["to"]
-            said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
+            sentence = (
+                f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
+            )
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
             with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
-            after[stream] = [*hours, said, *([WITH_KAFKA] if with_kafka else [])]
+            after[stream] = [*hours, sentence, *([WITH_KAFKA] if with_kafka else [])]
         elif kept and (_clears(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:

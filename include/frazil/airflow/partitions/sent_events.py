@@ -32,7 +32,7 @@ SENDING = "frazil.sending"
 """Key in the same store: the signals that the last sending task would send if it succeeded, and the signals after
 SENT_TO that were sent before it.
 """
-CLOCKS_APART = timedelta(days=1)
+MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 """Maximum difference between the clocks of a worker and of Airflow's server. Events are searched from this time before
 their signal.
 """
@@ -48,7 +48,7 @@ class Unsent:
 
 
 def begin_with_current(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all current signals of a table as sent, if this Airflow does not know the table yet.
+    """Mark all current signals of a table as sent, if Airflow's store of the asset has no entry for the table yet.
 
     Otherwise a new Airflow installation would get an event for each old signal. If the stored number is invalid, begin
     with the first event that Airflow has.
@@ -62,17 +62,15 @@ def begin_with_current(signals: TableSignals, asset: Asset, context: Context) ->
 
 
 def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
-    """Return the signals that an asset has not received.
+    """Return the signals that an asset has not received. If all were received, the next check begins after them.
 
-    If there are none, the next check begins after the last signal.
-
-    Raises AirflowException if that is currently unknown.
+    Raises AirflowException if it is currently unknown which signals the asset has received.
     """
     store: Store = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO) or 0)
     if not new:
         return Unsent()
-    since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - CLOCKS_APART
+    since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
     sent = _published(asset, context, since=since)
     missing = signals_to_send(new, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
@@ -92,9 +90,9 @@ def record_sending(sending: Collection[Signal], sent: SentSignals, asset: Asset,
 
 
 def signals_to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
-    """Return the signals to send to one asset, by number.
+    """Return the signals to send to one asset, sorted by number: the newest signal of each window.
 
-    Of each window only the newest, because a partition key has one event.
+    A partition key has only one event.
 
     `sent` are the signals among Airflow's events, by partition key and number. Signals that an operator requested again
     go to the first asset whatever their revision, because the first asset's consumers missed them.
@@ -112,12 +110,11 @@ def _published(asset: Asset, context: Context, *, since: datetime | None) -> Sen
     try:
         return sent_in(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
-        log.warning(
+        problem = (
             "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
-            "The records of the sending tasks are used: %s",
-            asset.name,
-            error,
+            "The records of the sending tasks are used: %s"
         )
+        log.warning(problem, asset.name, error)
         return _recorded(asset, context)
 
 
