@@ -19,6 +19,11 @@ from airflow.sdk.execution_time.comms import SetXCom
 from frazil import clock
 from frazil.timetext import utc
 
+SETTLED_SECONDS = 15.0
+"""Seconds that a trigger must wait before it fires. The executor reports the end of a task's first half (before the
+deferral) after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the end of the second
+half. Airflow then kills the second half, and retries a task that has failed for good.
+"""
 KEY = "frazil_state"
 """The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
 RENEW_INTERVAL_S = 900.0

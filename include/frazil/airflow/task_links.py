@@ -30,8 +30,8 @@ class TaskLink(BaseOperatorLink):
 
         Airflow reads this when it reads a DAG for its UI; earlier imports would slow each process.
         """
-        from frazil.airflow.backfills.stage import StageOperator  # noqa: PLC0415
-        from frazil.airflow.maintenance.rewrite import RewriteOperator  # noqa: PLC0415
+        from frazil.airflow.backfills.dag import StageOperator  # noqa: PLC0415
+        from frazil.airflow.maintenance.dag import RewriteOperator  # noqa: PLC0415
         from frazil.airflow.partitions.wait import CompletionOperator  # noqa: PLC0415
         from frazil.airflow.spark import SubmitOperator  # noqa: PLC0415
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask  # noqa: PLC0415

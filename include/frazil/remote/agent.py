@@ -29,9 +29,9 @@ from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL_SIGNAL, record_agent
 from frazil.host.process_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
+from frazil.remote.driver_inputs import DriverInputs, prepare
 from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, decide
 from frazil.remote.mirror import Mirror
-from frazil.remote.preparing import Prepared, prepare
 from frazil.remote.submitter import Submitter, submitter
 from frazil.safe_text import safe
 from frazil.spec.model import StreamSpec
@@ -66,8 +66,8 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     with Mirror(spec, folder) as mirror:
         record_agent(folder)
         try:
-            prepared = prepare(spec, streams, program=program)
-            agent = Agent(prepared, submitter(prepared.resources), mirror, signals, until_caught_up=until_caught_up)
+            inputs = prepare(spec, streams, program=program)
+            agent = Agent(inputs, submitter(inputs.resources), mirror, signals, until_caught_up=until_caught_up)
             code, error = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
@@ -103,7 +103,7 @@ class Agent:
 
     def __init__(  # noqa: PLR0913 - what an agent works with
         self,
-        prepared: Prepared,
+        inputs: DriverInputs,
         cluster: Submitter,
         mirror: Mirror,
         signals: Signals,
@@ -111,8 +111,8 @@ class Agent:
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prepared, self._cluster, self._mirror, self._signals = prepared, cluster, mirror, signals
-        self._folder: DriverFolder = prepared.folder
+        self._inputs, self._cluster, self._mirror, self._signals = inputs, cluster, mirror, signals
+        self._folder: DriverFolder = inputs.folder
         self._until_caught_up, self._monotonic = until_caught_up, monotonic
         self._order: Order | None = None
         self._report: DriverReport | None = None
@@ -156,7 +156,7 @@ class Agent:
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
         return DriverObservation(
             wanted=self._wanted(),
-            master=self._prepared.resources.master,
+            master=self._inputs.resources.master,
             order=self._order,
             report=self._report,
             report_age_s=now_s - self._reported_at_s,
@@ -214,7 +214,7 @@ class Agent:
     def _carry_out(self, step: Step) -> None:
         if step.action is not AgentAction.WAIT or step.reason != self._last_reason:
             if step.action is not AgentAction.WAIT:
-                log.info("driver of stream %r: %s: %s", self._prepared.spec.name, step.action, step.reason)
+                log.info("driver of stream %r: %s: %s", self._inputs.spec.name, step.action, step.reason)
             self._last_reason = step.reason
         match step.action:
             case AgentAction.SUBMIT:
@@ -230,8 +230,8 @@ class Agent:
         order = Order(
             id=uuid.uuid4().hex,
             wanted=self._wanted(),
-            declared=self._prepared.declared,
-            master=self._prepared.resources.master,
+            declared=self._inputs.declared,
+            master=self._inputs.resources.master,
             ordered_at_ms=clock.now_ms(),
         )
         if self._order is None and (other := self._folder.order()) is not None:
@@ -249,7 +249,7 @@ class Agent:
             self._submit_problem = str(error)
             log.warning("no response to the submission of a driver: %s", error)
             return
-        log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)
+        log.info("the driver of stream %r is %s", self._inputs.spec.name, submission)
         self._put(submission=submission)
         self._folder.forget_all_but(order.id)
         if former is not None and former.submission is not None and former.master == order.master:
@@ -285,7 +285,7 @@ class Agent:
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
-        stream = self._prepared.spec.name
+        stream = self._inputs.spec.name
         raise Fenced(
             f"another agent of stream {stream!r}, perhaps on another host, submitted a newer driver. This agent ends, "
             f"and the newer driver continues; see `frazil status {stream}`"
@@ -321,11 +321,11 @@ class Agent:
 
     def _wanted(self) -> Wanted:
         return Wanted(
-            self._prepared.spec.fingerprint(), __version__, self._until_caught_up, self._prepared.restart_generation
+            self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )
 
     def _cluster_driver(self, order: Order) -> ClusterDriver:
-        return self._prepared.driver(order.id)
+        return self._inputs.driver(order.id)
 
 
 def _last_line(log_text: str) -> str:

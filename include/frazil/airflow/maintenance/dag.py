@@ -28,9 +28,8 @@ from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.maintenance.rewrite import RewriteOperator
-from frazil.airflow.maintenance.turns import dag_interval
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
+from frazil.airflow.maintenance.check_schedule import dag_interval
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
 from frazil.airflow.task import task
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import maintained_tables, maintained_together, routes
@@ -90,6 +89,36 @@ def maintenance_dag(
         app = {"application": str(Path(application).absolute()), "conf": dict(spark or {})}
         _of_a_table.partial(folder=folder, app=app).expand(name=found)
     return dag
+
+
+class RewriteOperator(SubmitOperator):
+    """Measure a table and its dead-letter tables, or a route's tables, again, and rewrite them in one Spark session.
+
+    Only due actions run. The task is skipped if no action is due, and in a dry run, which logs the plans. It fails, and
+    is retried, if a table cannot be measured.
+
+    :param table: the first of the tables, or the name of the route.
+    :param streams: folder of the declared streams.
+    """
+
+    template_fields = (*SubmitOperator.template_fields, "table")
+
+    def __init__(self, *, table: str, streams: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.streams = streams
+
+    def execute(self, context: Any) -> None:
+        """Raises AirflowFailException if this worker has never read a valid declaration of the table."""
+        from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+        params, folder = context["params"], Path(self.streams)
+        names = table_care.to_rewrite(self.table, folder, actions=params["actions"], dry_run=params["dry-run"])
+        if not names:
+            raise AirflowSkipException("no rewrite is due")
+        actions = ",".join(action for action in params["actions"] if action != "orphans")
+        self.application_args = [*names, "--streams", str(folder), "--actions", actions]
+        super().execute(context)
 
 
 @task_group(group_id="table")

@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from frazil.airflow.declared import all_streams
+from frazil.airflow.maintenance.check_schedule import States, TableState, tables_in_progress, tables_to_check
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import due_actions, orphans_due, sentence
-from frazil.airflow.maintenance.turns import States, TableState, tables_in_progress, tables_to_check
 from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
+from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -62,7 +62,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
         return event["windows"]
 
 
-class PartitionTrigger(WaitingTrigger):
+class PartitionTrigger(PollingTrigger):
     """Polls for the signals of a window. Its arguments are `table`, `partition` and `streams`."""
 
     def poll(self) -> tuple[Payload | None, str]:

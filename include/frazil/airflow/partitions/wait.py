@@ -13,7 +13,7 @@ from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from frazil.airflow.declared import has_no_stream
-from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
+from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -71,7 +71,7 @@ def _removed(table: str) -> str:
     return f"{table}: its streams were removed, so no more windows will complete and this DAG will be removed"
 
 
-class CompletionTrigger(WaitingTrigger):
+class CompletionTrigger(PollingTrigger):
     """Polls a table, and fires when windows can be signalled or were signalled.
 
     Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was

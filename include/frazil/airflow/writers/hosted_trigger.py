@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.shown_state import ShownState
+from frazil.airflow.shown_state import SETTLED_SECONDS, ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.task_actions import BY, TaskAction
 from frazil.airflow.writers.trigger import UserActionTrigger, in_thread

@@ -17,8 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.shown_state import ShownState
+from frazil.airflow.shown_state import SETTLED_SECONDS, ShownState
 from frazil.airflow.writers.log_lines import WriterLines, shape
 from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, task_action_of
 from frazil.errors import SpecError

@@ -11,8 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.shown_state import ShownState
+from frazil.airflow.shown_state import SETTLED_SECONDS, ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
@@ -36,7 +35,7 @@ as skipped.
 """
 
 
-class WaitingTrigger(BaseTrigger):
+class PollingTrigger(BaseTrigger):
     """Calls `poll` in a thread every `poll_seconds`, and fires once.
 
     It logs why the task waits: immediately if the reason changes, and at most once an hour if only its numbers change.
