@@ -57,7 +57,7 @@ LOG_CHECK_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
-class Hosted:
+class HostedState:
     """The supervision state of one stream in this process."""
 
     launcher: HostedLauncher
@@ -105,7 +105,7 @@ class WriterApplication:
     hosting: Hosting
     sinks: tuple[Sink, ...] = ()
     stopping: threading.Event = field(default_factory=threading.Event)
-    hosted: dict[str, Hosted] = field(default_factory=dict)
+    hosted: dict[str, HostedState] = field(default_factory=dict)
     _streams: DeclaredStreams = field(init=False)
     _check_threads: dict[str | None, DaemonThreads] = field(default_factory=dict)
     """Threads that check streams, by catalog."""
@@ -172,7 +172,7 @@ class WriterApplication:
             self._check_threads[catalog] = DaemonThreads(CHECK_THREADS, f"supervisor-{catalog or 'default'}")
         return self._check_threads[catalog]
 
-    def _host(self, name: str, *, until_caught_up: bool = False) -> Hosted:
+    def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
         def make() -> Writer:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
@@ -180,7 +180,7 @@ class WriterApplication:
             return self._writer(found.spec, until_caught_up=until_caught_up)
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
-        one = Hosted(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
+        one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
         self.hosted[name] = one
         return one
 
@@ -193,14 +193,14 @@ class WriterApplication:
         sinks = (committed, *self.sinks)
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
-    def _step(self, name: str, one: Hosted) -> Step | None:
+    def _step(self, name: str, one: HostedState) -> Step | None:
         """Check one stream and take the action that is due. Return None while another process runs the stream."""
         if (other := one.launcher.launch_elsewhere()) is not None:
             self._wait_for(name, one, other)
             return None
         return one.supervisor.step()
 
-    def _wait_for(self, name: str, one: Hosted, other: Launch) -> None:
+    def _wait_for(self, name: str, one: HostedState, other: Launch) -> None:
         """Handle the old writer of a stream that moved to this application.
 
         A supervised writer is asked to end. A foreground writer runs until its user stops it.
@@ -209,13 +209,10 @@ class WriterApplication:
             one.launcher.stop_elsewhere()
         if one.last_logged != (other.id,):
             one.last_logged = (other.id,)
-            log.info(
-                "%s: another process on this host still runs the writer (%s); it starts here when that process ends",
-                name,
-                other.kind,
-            )
+            sentence = "another process on this host still runs the writer (%s); it starts here when that process ends"
+            log.info(f"%s: {sentence}", name, other.kind)
 
-    def _handle_result(self, name: str, one: Hosted, pending_check: Future[Step | None]) -> None:
+    def _handle_result(self, name: str, one: HostedState, pending_check: Future[Step | None]) -> None:
         """Handle a finished check: log a new decision, and record that the stream ended or was given up."""
         try:
             step = pending_check.result()
@@ -226,9 +223,8 @@ class WriterApplication:
             return
         decision = step.decision
         if decision.action is WriterAction.GIVE_UP:
-            confirm_given_up(
-                name, decision.subject, reason=decision.reason, table_fingerprint=step.observed.table_fingerprint
-            )
+            fingerprint = step.observed.table_fingerprint
+            confirm_given_up(name, decision.subject, reason=decision.reason, table_fingerprint=fingerprint)
         if decision.action is WriterAction.END:
             del self.hosted[name]
         state = (decision.action, decision.cause, decision.until_ms, step.problem)
@@ -277,9 +273,7 @@ class WriterApplication:
     def _advanced_at_ms(self) -> int:
         """Return when a writer last made progress. The supervisor kills an application whose writers all hang."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
-        return max(
-            (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
-        )
+        return max((beat.advanced_at_ms for beat in heartbeats if beat is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
         """Let every writer commit its current batch and end. Do not wait for killed writers."""

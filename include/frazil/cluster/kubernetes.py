@@ -16,7 +16,7 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 API_NAME = "the Kubernetes API"
 _QUOTA_EXCEEDED = "exceeded quota"
 """Part of the message with which the API refuses a pod that the namespace's ResourceQuota does not admit."""
-_WAITING_REASONS: dict[str, str] = {
+_WAITING_REASONS = {
     "ImagePullBackOff": "the image cannot be pulled",
     "ErrImagePull": "the image cannot be pulled",
     "InvalidImageName": "the image name is invalid",
@@ -79,9 +79,8 @@ class DriverPod:
         """See `Driver.log`."""
         try:
             # The API's byte limit counts from the beginning, so the last lines are requested.
-            response = self._request(
-                "GET", "/log", params={"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)}
-            )
+            parameters = {"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)}
+            response = self._request("GET", "/log", params=parameters)
         except ApiUnavailable:
             return None
         return response.text[-limit_bytes:] or None if response.status_code == 200 else None

@@ -65,9 +65,8 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
     for suffix in ids or [""]:
         host = found.get(f"yarn.resourcemanager.hostname{suffix}", "localhost")
         address = found.get(f"yarn.resourcemanager.{key}{suffix}", f"{host}:{port}")
-        addresses.append(
-            f"{'https' if secure else 'http'}://{address.replace('${yarn.resourcemanager.hostname}', host)}"
-        )
+        address = address.replace("${yarn.resourcemanager.hostname}", host)
+        addresses.append(f"{'https' if secure else 'http'}://{address}")
     return tuple(addresses)
 
 
@@ -206,15 +205,16 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failure(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application. The last exit code in the diagnostics is that of the last attempt."""
+    """Return the status of a failed application; `first` is the first line of its diagnostics.
+
+    The last exit code in the diagnostics is that of the last attempt.
+    """
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_EARLY in message:
         return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally before it started Spark", 0)
     if codes := _CONTAINER_EXIT_CODE.findall(message):
-        return DriverStatus(
-            DriverState.FAILED, _EXIT_CODE_REASONS.get(int(codes[-1]), f"the container exited with code {codes[-1]}")
-        )
+        first = _EXIT_CODE_REASONS.get(int(codes[-1]), f"the container exited with code {codes[-1]}")
     return DriverStatus(DriverState.FAILED, first or "YARN reports no reason")
 
 

@@ -209,7 +209,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     os.close(write_end)
     code = writer.wait()
     # Its JVM and Python workers must end before the lock is free for the next writer.
-    end_group(writer.pid, within_s=GROUP_END_TIMEOUT_S, ask=True)
+    end_group(writer.pid, timeout_s=GROUP_END_TIMEOUT_S, ask=True)
     record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=clock.now_ms())
     return 0
 

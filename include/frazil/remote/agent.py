@@ -22,8 +22,7 @@ from typing import Any
 
 from frazil import __version__, clock
 from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import Driver, DriverState, DriverStatus
-from frazil.cluster.submission import ClusterDriver
+from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL_SIGNAL, record_agent
@@ -122,7 +121,6 @@ class Agent:
         self._reports_read = self._log_shown = 0
         self._submit_problem: str | None = None
         """Why the last submission had no response; None if it had one."""
-        self._last_reason: str | None = None
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
@@ -203,19 +201,17 @@ class Agent:
         if not urgent and now_s - self._polled_at_s < QUERY_INTERVAL_S:
             return
         self._polled_at_s = now_s
-        self._status = self._driver(order.submission).status()
+        self._status = self._cluster.open(order.submission).status()
         self._mirror.show_status(order.submission, self._status)
 
     def _find(self, order: Order | None) -> str | None:
         if order is None or order.submission is not None:
             return None
-        return self._cluster.find(self._cluster_driver(order))
+        return self._cluster.find(self._inputs.driver(order.id))
 
     def _carry_out(self, step: Step) -> None:
-        if step.action is not AgentAction.WAIT or step.reason != self._last_reason:
-            if step.action is not AgentAction.WAIT:
-                log.info("driver of stream %r: %s: %s", self._inputs.spec.name, step.action, step.reason)
-            self._last_reason = step.reason
+        if step.action is not AgentAction.WAIT:
+            log.info("driver of stream %r: %s: %s", self._inputs.spec.name, step.action, step.reason)
         match step.action:
             case AgentAction.SUBMIT:
                 self._submit()
@@ -243,7 +239,7 @@ class Agent:
         self._order, self._report, self._status = order, None, _UNKNOWN
         self._ordered_at_s, self._followed, self._log_shown, self._reports_read = self._monotonic(), True, 0, 0
         try:
-            submission = self._cluster.submit(self._cluster_driver(order))
+            submission = self._cluster.submit(self._inputs.driver(order.id))
         except ApiUnavailable as error:
             self._ordered_at_s = self._monotonic()
             self._submit_problem = str(error)
@@ -255,7 +251,7 @@ class Agent:
         if former is not None and former.submission is not None and former.master == order.master:
             # Kubernetes keeps the pod of a driver that has ended, with its log, until it is deleted.
             with suppress(FrazilError):
-                self._driver(former.submission).kill()
+                self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
         if self._order is None:
@@ -270,7 +266,7 @@ class Agent:
             return
         self._killed_at_s = self._monotonic()
         try:
-            self._driver(self._order.submission).kill()
+            self._cluster.open(self._order.submission).kill()
         except FrazilError as error:
             log.warning("cannot kill the driver; will retry: %s", error)
 
@@ -281,7 +277,7 @@ class Agent:
             self._folder.put_order(self._order)
 
     def _current_order(self) -> Order | None:
-        """Return the current order. Raises Fenced if it is for another driver than this agent's."""
+        """Return the current order. Raises Fenced if it is for a driver that this agent did not order."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
@@ -294,15 +290,15 @@ class Agent:
     def _end(self, step: Step) -> tuple[int, str | None]:
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
-            if self._order.submission and (self._report is None or self._report.exit is None):
-                text = self._driver(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
+            if self._order.submission and not self._has_reported_exit():
+                text = self._cluster.open(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
                 if text:
                     sys.stderr.write(f"{text}\n")
                     step = dataclasses.replace(step, reason=f"{step.reason}; {_last_line(text)}")
             if self._order.submission and not self._status.state.has_ended:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
-                    self._driver(self._order.submission).kill()
+                    self._cluster.open(self._order.submission).kill()
         if step.code == 0 and self._signals.stop is None and not self._signals.force:
             order = self._current_order()
             if self._until_caught_up and order is not None and order.stop is not None:
@@ -316,16 +312,10 @@ class Agent:
     def _has_reported_exit(self) -> bool:
         return self._report is not None and self._report.exit is not None
 
-    def _driver(self, submission: str) -> Driver:
-        return self._cluster.open(submission)
-
     def _wanted(self) -> Wanted:
         return Wanted(
             self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )
-
-    def _cluster_driver(self, order: Order) -> ClusterDriver:
-        return self._inputs.driver(order.id)
 
 
 def _last_line(log_text: str) -> str:

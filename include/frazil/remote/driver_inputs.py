@@ -1,4 +1,4 @@
-"""Prepares the submission of a driver: creates the stream's tables, and collects the driver's inputs."""
+"""The inputs of a stream's driver. Collecting them also creates the stream's tables."""
 
 from __future__ import annotations
 

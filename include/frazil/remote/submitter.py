@@ -62,8 +62,8 @@ class Submitter(Protocol):
     def submit(self, driver: ClusterDriver) -> str:
         """Submit a driver, and return the cluster's name of it once the cluster has accepted it.
 
-        Raises EnvironmentUnusable if the driver is refused, SpecError, and Silent if it is unknown whether it was
-        accepted.
+        Raises EnvironmentUnusable if the driver is refused, SpecError, and ApiUnavailable if it is unknown whether it
+        was accepted.
         """
 
     def find(self, driver: ClusterDriver) -> str | None:
@@ -223,7 +223,7 @@ def spark_submit(
 ) -> str:
     """Run spark-submit, and return its output once the cluster has accepted the driver.
 
-    Raises SubmitFailed if it fails, SpecError, and Silent if it does not end in time.
+    Raises SubmitFailed if it fails, SpecError, and ApiUnavailable if it does not end in time.
     """
     require_pyspark()
     import pyspark  # noqa: PLC0415 - an extra

@@ -99,9 +99,8 @@ def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar
     try:
         sets = tomllib.loads(path.read_text())
     except OSError as error:
-        raise EnvironmentUnusable(
-            f"FRAZIL_JARS_LOCK is {path}, which cannot be read: {error}; correct or unset it."
-        ) from error
+        problem = f"FRAZIL_JARS_LOCK is {path}, which cannot be read: {error}; correct or unset it."
+        raise EnvironmentUnusable(problem) from error
     if set_name not in sets:
         raise EnvironmentUnusable(f"{path.name} has no set of jars {set_name!r}; available sets: {', '.join(sets)}.")
     return tuple(LockedJar.parse(line) for line in sets[variant(set_name, sets)]["jars"])
