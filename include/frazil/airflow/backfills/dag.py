@@ -25,7 +25,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
-from frazil.airflow.task import run_name, short_circuit_task, task
+from frazil.airflow.task import fail_on_user_errors, run_name, short_circuit_task, task
 from frazil.backfill.request import has_backfill
 from frazil.spark_apps import BACKFILL
 
@@ -168,7 +168,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write. Return the request; None if nothing is to be written or this is a dry run."""
+    """Log what the backfill would write. Return the request as JSON; None without records to write or in a dry run."""
     from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
@@ -203,14 +203,9 @@ def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
     """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
     from frazil.backfill.request import parse_request  # noqa: PLC0415
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
-    from frazil.errors import FrazilError  # noqa: PLC0415 - as above
     from frazil.spec.load import find_stream  # noqa: PLC0415
 
-    try:
+    with fail_on_user_errors():
         parsed = parse_request(request)
         with open_backfill(find_stream(Path(streams), parsed.stream), parsed) as backfill:
             yield backfill
-    except FrazilError as error:
-        if error.restartable:
-            raise
-        raise AirflowFailException(f"{type(error).__name__}: {error}") from error

@@ -39,7 +39,7 @@ their signal.
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class UnsentSignals:
     """The signals that one asset has not received."""
 
     missing: tuple[Signal, ...] = ()
@@ -61,7 +61,7 @@ def begin_with_current(signals: TableSignals, asset: Asset, context: Context) ->
         store.set(SENT_TO, min(published) - 1 if published else signals.number)
 
 
-def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
+def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
     """Return the signals that an asset has not received. If all were received, the next check begins after them.
 
     Raises AirflowException if it is currently unknown which signals the asset has received.
@@ -69,13 +69,13 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
     store: Store = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO) or 0)
     if not new:
-        return Unsent()
+        return UnsentSignals()
     since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
     sent = _published(asset, context, since=since)
     missing = signals_to_send(new, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
         store.set(SENT_TO, signals.number)
-    return Unsent(tuple(missing), sent & {(s.partition, s.number) for s in new})
+    return UnsentSignals(tuple(missing), sent & {(s.partition, s.number) for s in new})
 
 
 def record_sending(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
