@@ -138,10 +138,10 @@ def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_user(trigger: Any)
 def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
     DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
     assert (
-        trigger()._paused(module.HostedObservation("ended"))
+        trigger()._describe_pause(module.HostedObservation("ended"))
         == "; paused by ana: Kafka upgrade; start it with `frazil resume s`"
     )
-    assert not trigger()._paused(module.HostedObservation("running", is_alive=True))
+    assert not trigger()._describe_pause(module.HostedObservation("running", is_alive=True))
 
 
 def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
