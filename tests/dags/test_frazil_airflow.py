@@ -178,7 +178,7 @@ def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(m
     monkeypatch.setattr(trigger, "_preload", nothing)
     monkeypatch.setattr(triggers.asyncio, "sleep", nothing)
     assert asyncio.run(first_event()).payload["reason"] == "exit code 11"
-    assert triggers.SETTLED_SECONDS - 5 < max(slept) <= triggers.SETTLED_SECONDS
+    assert triggers.MIN_DEFERRAL_S - 5 < max(slept) <= triggers.MIN_DEFERRAL_S
 
 
 def _step(decision: Decision, *, problem: str | None = None, stall: Stall | None = None) -> Step:

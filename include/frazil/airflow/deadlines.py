@@ -1,4 +1,4 @@
-"""Defines deadlines for DAG runs, so that a late run is reported while it is still running."""
+"""Deadlines for DAG runs, so that a late run is reported while it is still running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows the state of a deferred task's writer, or why the task waits, as an XCom of the task.
+"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task.
 
 An XCom is the only part of a task in Airflow 3.3's UI that the task's trigger can write. The messages that a triggerer
 accepts (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) cannot write notes, rendered fields, the label of
@@ -19,10 +19,10 @@ from airflow.sdk.execution_time.comms import SetXCom
 from frazil import clock
 from frazil.timetext import utc
 
-SETTLED_SECONDS = 15.0
-"""Seconds that a trigger must wait before it fires. The executor reports the end of a task's first half (before the
-deferral) after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the end of the second
-half. Airflow then kills the second half, and retries a task that has failed for good.
+MIN_DEFERRAL_S = 15.0
+"""Minimum number of seconds that a trigger waits before it fires. The executor reports the end of a task's first half
+(before the deferral) after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the end of
+the second half. Airflow then kills the second half, and retries a task that has failed for good.
 """
 KEY = "frazil_state"
 """The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""

@@ -33,13 +33,12 @@ from frazil.host.writer_log import rotate_full
 from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_valid import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
-from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
+from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import WriterAction
 from frazil.supervise.observed import Declared, Removed, Unreadable
 from frazil.supervise.supervised import Connections, Supervised, SupervisedStream, WriterProgram
 from frazil.supervise.supervisor import Step, Supervisor
-from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +48,8 @@ MAX_CHECKS_PER_SECOND = 20
 """
 CHECK_INTERVAL_S = 2.0
 """Minimum number of seconds between two checks of a stream."""
-CHECK_THREADS = 2
-"""Number of checking threads per catalog. A catalog that does not respond delays only the checks of its own streams."""
+MAX_CHECK_THREADS = 2
+"""Maximum number of checking threads per catalog: an unresponsive catalog delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
 """Seconds until a killed writer must have ended. After that the process ends, because a thread cannot be killed."""
 LOG_CHECK_INTERVAL_S = 60.0
@@ -169,7 +168,7 @@ class WriterApplication:
 
     def _check_threads_for(self, catalog: str | None) -> DaemonThreads:
         if catalog not in self._check_threads:
-            self._check_threads[catalog] = DaemonThreads(CHECK_THREADS, f"supervisor-{catalog or 'default'}")
+            self._check_threads[catalog] = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{catalog or 'default'}")
         return self._check_threads[catalog]
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
@@ -295,20 +294,6 @@ class WriterApplication:
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
         return not any(one.launcher.is_running for one in self.hosted.values())
-
-
-def shared_hosting(
-    *, batches: int, heartbeats: Heartbeats, foldings: Foldings, telemetry: Telemetry | None = None
-) -> Hosting:
-    """Return the resources that the writers of one process share."""
-    return Hosting(
-        kafka_client=KafkaClients().open,
-        heartbeats=heartbeats,
-        foldings=foldings,
-        telemetry=telemetry or Telemetry(),
-        slots=Slots(batches),
-        max_polling_s=MAX_POLLING_S,
-    )
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ RETENTION = timedelta(days=7)
 
 def audit_findings(store: Store) -> dict[str, str]:
     """Return one sentence for each stream with uncleared findings."""
-    return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_kept(kept)}
+    return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
 def last_audits(store: Store) -> dict[str, str]:
@@ -46,7 +46,7 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     audits = list(audits)
     if audits:
         store.set(LAST_AUDITS_KEY, {**last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}})
-    before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_kept(kept)}
+    before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
     after = dict(before)
     for found in audits:
         stream, kept = found["stream"], before.get(found["stream"])
@@ -74,7 +74,8 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
     return datetime.fromisoformat(now) - datetime.fromisoformat(kept[1]) > RETENTION
 
 
-def _is_kept(kept: Any) -> bool:
+def _is_finding(kept: Any) -> bool:
+    """Whether a stored value has the format that `remember` writes. Other users can write to the store too."""
     if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
         return False
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
-from frazil.airflow.shown_state import SETTLED_SECONDS, ShownState
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
@@ -39,7 +39,7 @@ class PollingTrigger(BaseTrigger):
     """Calls `poll` in a thread every `poll_seconds`, and fires once.
 
     It logs why the task waits: immediately if the reason changes, and at most once an hour if only its numbers change.
-    The task has polled before it deferred, so the trigger first waits for `SETTLED_SECONDS` or more.
+    The task has polled before it deferred, so the trigger first waits for `MIN_DEFERRAL_S` or more.
 
     The trigger has no state: a restarted triggerer creates it again from the same arguments. A failed poll is repeated,
     except for errors of frazil that an operator must correct, which end the wait.
@@ -60,7 +60,7 @@ class PollingTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll and log until there is an event."""
         shown = ShownState(self.log.info)
-        logged, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
+        logged, wait_s = "", max(self.poll_seconds, MIN_DEFERRAL_S)
         logged_s: dict[str, float] = {}
         while True:
             await asyncio.sleep(wait_s)

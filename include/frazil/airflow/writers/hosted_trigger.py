@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.shown_state import SETTLED_SECONDS, ShownState
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.task_actions import BY, TaskAction
 from frazil.airflow.writers.trigger import UserActionTrigger, in_thread
@@ -59,7 +59,7 @@ class HostedStreamTrigger(UserActionTrigger):
         """Observe, report and wait in a loop. A failed observation is reported, and retried."""
         from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
 
-        settled_at_s = time.monotonic() + SETTLED_SECONDS
+        settled_at_s = time.monotonic() + MIN_DEFERRAL_S
         self._preloading = asyncio.create_task(self._preload())
         paused, logged, begun, task = "", None, False, ShownState(self.log.info)
         while True:

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.shown_state import SETTLED_SECONDS, ShownState
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import WriterLines, shape
 from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, task_action_of
 from frazil.errors import SpecError
@@ -152,7 +152,7 @@ class WriterTrigger(UserActionTrigger):
         await in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._preloading = asyncio.create_task(self._preload())
-        settled_at_s = time.monotonic() + SETTLED_SECONDS
+        settled_at_s = time.monotonic() + MIN_DEFERRAL_S
         while True:
             step = await in_thread(supervisor.step)
             self._log_step(step)
@@ -207,7 +207,7 @@ class WriterTrigger(UserActionTrigger):
             settle_given_up(self.stream, run_id=instance.run_id)
             write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         except OSError as error:  # a full disk must not end the supervision of a running writer
-            self.log.warning("%s: cannot record who supervises it: %s", self.stream, error)
+            self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: Step) -> None:
         from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - as above
@@ -222,7 +222,7 @@ class WriterTrigger(UserActionTrigger):
                 reason=step.decision.reason,
                 table_fingerprint=step.observed.table_fingerprint,
             )
-        except OSError as error:  # the run fails nevertheless, and the next one perhaps for the same reason
+        except OSError as error:  # the run fails nevertheless, and the next run may fail for the same reason
             self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
