@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = (
 
 
 class DriverPod:
-    """The pod of a driver in cluster mode. It has `restartPolicy: Never`, so the driver runs once."""
+    """A `Driver` in a pod. The pod has `restartPolicy: Never`, so the driver runs once."""
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
@@ -54,7 +54,6 @@ class DriverPod:
         raise AccessDenied(problem) if response.status_code in {401, 403} else EnvironmentUnusable(problem)
 
     def status(self) -> DriverStatus:
-        """See `Driver.status`."""
         try:
             response = self._request("GET")
             if response.status_code in {404, 410}:
@@ -67,7 +66,6 @@ class DriverPod:
             return DriverStatus(DriverState.UNKNOWN, str(error))
 
     def kill(self) -> None:
-        """See `Driver.kill`."""
         try:
             response = self._request("DELETE", json={"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
         except ApiUnavailable as error:
@@ -76,7 +74,6 @@ class DriverPod:
             raise AccessDenied(f"cannot delete the pod {self._name}: {self._denial(response, 'delete')}")
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """See `Driver.log`."""
         try:
             # The API's byte limit counts from the beginning, so the last lines are requested.
             parameters = {"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)}

@@ -100,7 +100,7 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
 
 
 class YarnDriver:
-    """A Spark application in cluster mode, whose ApplicationMaster is the driver.
+    """A `Driver` that is the ApplicationMaster of a Spark application in cluster mode.
 
     Of several ResourceManagers, the active one responds; a standby redirects to it. A cluster without Kerberos checks
     `user` against its access lists.
@@ -110,7 +110,6 @@ class YarnDriver:
         self._application, self._addresses, self._user = application, tuple(addresses), user
 
     def status(self) -> DriverStatus:
-        """See `Driver.status`."""
         try:
             found = self._application_now()
         except ApiUnavailable as error:
@@ -121,7 +120,6 @@ class YarnDriver:
         return application_status(found)
 
     def kill(self) -> None:
-        """See `Driver.kill`."""
         try:
             response = self._request("PUT", "/state", json={"state": "KILLED"})
         except ApiUnavailable as error:

@@ -48,7 +48,6 @@ class LocalLauncher(Launcher):
         self.folder = folder or run_folder(application)
 
     def launch(self, request: LaunchRequest) -> Launch:
-        """See `Launcher.launch`."""
         launch_id = uuid.uuid4().hex
         make_folder(self.folder)
         try:
@@ -108,7 +107,6 @@ class LocalLauncher(Launcher):
             terminate(launch.writer)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """See `Launcher.read_log`."""
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return None
