@@ -31,14 +31,8 @@ GAUGES = {
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
 _HEALTH_GAUGES = (
-    "data_files",
-    "data_bytes",
-    "delete_files",
-    "rows",
-    "manifests",
-    "manifest_list_bytes_per_file",
-    "metadata_bytes",
-    "snapshots",
+    *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
+    *("metadata_bytes", "snapshots"),
 )
 
 

@@ -7,19 +7,8 @@ from collections.abc import Collection, Mapping
 from frazil.host.lock import INHERITED_LOCK
 
 PREFIXES = (
-    "FRAZIL_",
-    "PYICEBERG_",
-    "PYSPARK_",
-    "SPARK_",
-    "YARN_",
-    "AWS_",
-    "AZURE_",
-    "GOOGLE_",
-    "HADOOP_",
-    "KRB5",
-    "LC_",
-    "OPENLINEAGE_",
-    "OTEL_",
+    *("FRAZIL_", "PYICEBERG_", "PYSPARK_", "SPARK_", "YARN_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_"),
+    *("KRB5", "LC_", "OPENLINEAGE_", "OTEL_"),
 )
 NAMES = frozenset(
     {

@@ -24,56 +24,21 @@ from frazil.errors import EnvironmentUnusable, MissingExtra
 from frazil.ingest.compiled import KEPT_WITH_PYTHON
 
 REQUIRED_PACKAGES = (
-    "confluent-kafka",
-    "cryptography",
-    "google-re2",
-    "msgspec",
-    "numba",
-    "numpy",
-    "psutil",
-    "pyarrow",
-    "pydantic",
-    "pyiceberg[pyarrow,pyiceberg-core]",
-    "pyroaring",
-    "pyyaml",
-    "requests",
-    "sqlalchemy",
+    *("confluent-kafka", "cryptography", "google-re2", "msgspec", "numba", "numpy", "psutil", "pyarrow"),
+    *("pydantic", "pyiceberg[pyarrow,pyiceberg-core]", "pyroaring", "pyyaml", "requests", "sqlalchemy"),
 )
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
 """Packages that a driver's catalog may need. They are included if they are installed on this host."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 EXCLUDED = (
-    "*.a",
-    "*.h",
-    "*.pxd",
-    "*.pyx",
-    "*/tests/*",
-    "*/test/*",
-    "../*",  # commands
-    "llvmlite/tests/*",
-    "numpy/f2py/*",
-    "pyarrow/include/*",
-    "pyarrow/src/*",
-    "pyarrow/*flight*",
-    "botocore/data/[!_]*/*.gz",
+    *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
+    *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
-"""Patterns of package files that are never loaded."""
+"""Patterns of package files that are never loaded. Those outside the package (`../`) are commands."""
 INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
 STDLIB_EXCLUDED = (
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "idle_test",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "lib2to3",
-    "pydoc_data",
-    "config-*",
-    "_tkinter*",
-    "*.a",
+    *("site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo"),
+    *("ensurepip", "lib2to3", "pydoc_data", "config-*", "_tkinter*", "*.a"),
 )
 FRAZIL_EXCLUDED = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
 LAUNCHER = """\

@@ -20,14 +20,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import (
-    DAG,
-    DayWindow,
-    PartitionedAssetTimetable,
-    RollupMapper,
-    StartOfDayMapper,
-    get_current_context,
-)
+from airflow.sdk import DAG, DayWindow, PartitionedAssetTimetable, RollupMapper, StartOfDayMapper, get_current_context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
