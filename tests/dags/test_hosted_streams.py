@@ -51,7 +51,7 @@ def trigger(module: Any, tmp_path: Path, frazil_home: Path, monkeypatch: pytest.
             stream="s", application="small", streams=str(tmp_path / "streams"), resume=resume
         )
         one.task_instance = SimpleNamespace(run_id="run", try_number=1 + resume, dag_id="d", task_id="stream.s")
-        monkeypatch.setattr(one, "_desired", lambda: DesiredStore("s", None))
+        monkeypatch.setattr(one, "_open_desired", lambda: DesiredStore("s", None))
         return one
 
     return make

@@ -53,6 +53,7 @@ class EachAlert:
             raise errors[0]
 
     def _send(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
+        """Send the messages. Return those that could not be sent, and their errors."""
         failed: dict[str, tuple[Message, Exception]] = {}
         for message in messages:
             try:

@@ -42,7 +42,7 @@ class InletEvent(Protocol):
     def partition_key(self) -> str | None: ...
 
 
-def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
+def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
     """Return the signals that an asset's events report.
 
     An event counts if its extra has facts under the event's own partition key, as all events of frazil have. An event
@@ -51,7 +51,7 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     """
     published, foreign = set(), []
     for event in events:
-        number = _number_of(event)
+        number = _signal_number(event)
         if number is None or event.partition_key is None:
             foreign.append(f"{_short_repr(event.partition_key)} with {_short_repr(event.extra)}")
         else:
@@ -62,14 +62,14 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     return frozenset(published)
 
 
-def published_pairs(value: Any) -> SentSignals:
+def parse_signals(value: Any) -> SentSignals:
     """Parse a stored list of pairs; other items are ignored."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
 
 
-def _number_of(event: InletEvent) -> int | None:
+def _signal_number(event: InletEvent) -> int | None:
     extra = event.extra
     if not isinstance(extra, Mapping) or "from_rest_api" in extra:
         return None

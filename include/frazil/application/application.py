@@ -30,7 +30,6 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import Launch, LaunchKind
 from frazil.host.writer_log import rotate_full
-from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_valid import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
@@ -184,12 +183,12 @@ class WriterApplication:
         return one
 
     def _writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
-        def committed(event: Event) -> None:
+        def record_commit(event: Event) -> None:
             if isinstance(event.what, BatchCommitted):
                 self.hosted[spec.name].last_commit_at_ms = event.at_ms
 
         engine = self.engine.view()
-        sinks = (committed, *self.sinks)
+        sinks = (record_commit, *self.sinks)
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _step(self, name: str, one: HostedState) -> Step | None:
@@ -327,11 +326,6 @@ class DeclaredStreams:
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
-
-    def shared(self) -> Application | None:
-        """Return the declared application; None if no stream belongs to it."""
-        specs = [one.spec for one in self.declared.values() if one.spec is not None]
-        return shared_applications(specs).get(self.application)
 
     def _is_own(self, one: Found[StreamSpec]) -> bool:
         return one.spec is not None and one.spec.application == self.application

@@ -71,7 +71,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
             code, error = problem.exit_code, f"{type(problem).__name__}: {problem}"
-        mirror.ended(error if code else None)
+        mirror.end(error if code else None)
     return code
 
 
@@ -132,10 +132,10 @@ class Agent:
             try:
                 observation = self._observe()
             except Exception as error:  # a storage outage must not make this agent abandon its driver
-                self._mirror.outage(f"cannot read the driver's report: {type(error).__name__}: {error}")
+                self._mirror.set_outage(f"cannot read the driver's report: {type(error).__name__}: {error}")
                 log.warning("cannot read the driver's report: %s", error)
             else:
-                self._mirror.outage(None)
+                self._mirror.set_outage(None)
                 step = decide(observation)
                 if step.action is AgentAction.END:
                     return self._end(step)
@@ -153,7 +153,7 @@ class Agent:
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
         return DriverObservation(
-            wanted=self._wanted(),
+            wanted=self._wanted_driver(),
             master=self._inputs.resources.master,
             order=self._order,
             report=self._report,
@@ -225,7 +225,7 @@ class Agent:
     def _submit(self) -> None:
         order = Order(
             id=uuid.uuid4().hex,
-            wanted=self._wanted(),
+            wanted=self._wanted_driver(),
             declared=self._inputs.declared,
             master=self._inputs.resources.master,
             ordered_at_ms=clock.now_ms(),
@@ -312,7 +312,7 @@ class Agent:
     def _has_reported_exit(self) -> bool:
         return self._report is not None and self._report.exit is not None
 
-    def _wanted(self) -> Wanted:
+    def _wanted_driver(self) -> Wanted:
         return Wanted(
             self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )

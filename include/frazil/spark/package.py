@@ -124,10 +124,10 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
 
 
 def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
-    def skipped(folder: str, names: list[str]) -> set[str]:
+    def find_excluded(folder: str, names: list[str]) -> set[str]:
         return set(FRAZIL_EXCLUDED) & set(names) if Path(folder) == source else set()
 
-    return skipped
+    return find_excluded
 
 
 def _is_kept(file: str) -> bool:

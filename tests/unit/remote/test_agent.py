@@ -122,7 +122,7 @@ class World:
             with Mirror(spec, run_folder("ticks")) as mirror:
                 try:
                     code, error = Agent(prepared, self.cluster, mirror, requested, **wanted).run()
-                    mirror.ended(error if code else None)
+                    mirror.end(error if code else None)
                     self.ended.append(code)
                 except Exception as failure:
                     self.ended.append(failure)

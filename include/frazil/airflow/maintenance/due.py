@@ -74,7 +74,7 @@ def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, stat
     if run.dry_run:
         return chosen[:MAX_TABLES]
     routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]
-    due = _tables_with_need(chosen, together, routes_due, run, store)
+    due = _find_due_tables(chosen, together, routes_due, run, store)
     due, left = due[:MAX_TABLES], due[MAX_TABLES:]
     tables = {name: table if name in busy else TableState(table.at_ms) for name, table in tables.items()}
     tables |= {name: TableState(run.moment_ms) for name in chosen if name not in left}
@@ -105,7 +105,7 @@ def _interval(
     return together[name][0].settings.every if name in together else ALWAYS
 
 
-def _tables_with_need(
+def _find_due_tables(
     chosen: Sequence[str],
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],

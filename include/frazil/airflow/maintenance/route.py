@@ -94,7 +94,7 @@ class RouteTables:
         return self.spec.maintenance.orphans.enabled and self._round(store) is not None
 
     def _round(self, store: Store) -> tuple[int, str] | None:
-        """Return the start time of the current clean-up round and the last table that it cleaned.
+        """Return the start of the current clean-up round (milliseconds since 1970) and the last table that it cleaned.
 
         If the last round began a day ago, a new round begins now, without a last table. None if no round is due.
         """

@@ -66,7 +66,10 @@ class PartitionTrigger(PollingTrigger):
     """Polls for the signals of a window. Its arguments are `table`, `partition` and `streams`."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Return the facts about the window if all of it was signalled; otherwise why it is not complete."""
+        """Return an event with the facts about the window if all of it was signalled, or with a problem.
+
+        Otherwise return None and a sentence on why the window is not complete.
+        """
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
         from frazil.signals.completion import window_status  # noqa: PLC0415 - as above

@@ -17,7 +17,7 @@ from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
-from frazil.airflow.untrusted import SentSignals, Store, published_pairs, sent_in, stored_mapping, stored_number
+from frazil.airflow.untrusted import SentSignals, Store, parse_signals, read_sent_signals, stored_mapping, stored_number
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals
 
@@ -57,7 +57,7 @@ def begin_with_current(signals: TableSignals, asset: Asset, context: Context) ->
     if store.get(SENT_TO) is None:
         store.set(SENT_TO, signals.number)
     elif stored_number(store, SENT_TO, limit=signals.number) is None:
-        published = [number for _, number in _published(asset, context, since=None) if number <= signals.number]
+        published = [number for _, number in _list_sent_signals(asset, context, since=None) if number <= signals.number]
         store.set(SENT_TO, min(published) - 1 if published else signals.number)
 
 
@@ -71,7 +71,7 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSigna
     if not new:
         return UnsentSignals()
     since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
-    sent = _published(asset, context, since=since)
+    sent = _list_sent_signals(asset, context, since=since)
     missing = signals_to_send(new, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
         store.set(SENT_TO, signals.number)
@@ -105,22 +105,22 @@ def signals_to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]]
     return [s for s in newest.values() if (s.partition, s.number) not in sent]
 
 
-def _published(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
+def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
     events: Any = context["inlet_events"][asset]
     try:
-        return sent_in(events.after(since.isoformat()) if since else events, asset.name)
+        return read_sent_signals(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         problem = (
             "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
             "The records of the sending tasks are used: %s"
         )
         log.warning(problem, asset.name, error)
-        return _recorded(asset, context)
+        return _read_recorded_signals(asset, context)
 
 
-def _recorded(asset: Asset, context: Context) -> SentSignals:
+def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
     record = stored_mapping(context["asset_state_store"][asset], SENDING)
-    published, publishing = published_pairs(record.get("published")), published_pairs(record.get("publishing"))
+    published, publishing = parse_signals(record.get("published")), parse_signals(record.get("publishing"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
     states = context["ti"].get_task_states(dag_id=context["ti"].dag_id, task_ids=[task_id], run_ids=[run_id])
     state = states.get(run_id, {}).get(task_id)

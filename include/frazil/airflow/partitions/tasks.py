@@ -87,11 +87,11 @@ def signal_complete_windows(
 ) -> list[str]:
     """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises the errors of `gates_of`, `assess` and `signal_windows`.
+    Raises the errors of `find_gates`, `assess` and `signal_windows`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
-    gates = gates_of(expectations, table, context["asset_state_store"][partition_asset(table)])
+    gates = find_gates(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
@@ -165,7 +165,7 @@ def _describe(s: Signal) -> str:
     )
 
 
-def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | None:
+def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates | None:
     """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
 
     `store` remembers that the table had a suite with expectations. Raises SpecError if this suite is gone, because

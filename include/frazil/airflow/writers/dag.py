@@ -52,12 +52,12 @@ def writer_dags(
     """
     own, shared = _applications(all_streams(Path(streams)))
 
-    def queue_of(name: str) -> str | None:
+    def find_queue(name: str) -> str | None:
         return queue if isinstance(queue, str) or queue is None else queue.get(name)
 
-    dags = [_writer_dag(one, Path(streams), Path(application), on_failure, queue_of(one.name)) for one in own]
+    dags = [_writer_dag(one, Path(streams), Path(application), on_failure, find_queue(one.name)) for one in own]
     for name, members in shared.items():
-        dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, queue_of(name)))
+        dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, find_queue(name)))
     return {dag.dag_id: dag for dag in dags}
 
 

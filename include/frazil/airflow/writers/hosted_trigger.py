@@ -119,7 +119,7 @@ class HostedStreamTrigger(UserActionTrigger):
             return
         given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
-        desired = self._desired()
+        desired = self._open_desired()
         now = desired.read()
         if (now.by == BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
             with suppress(DesiredMoved):  # a later action of a user takes precedence
@@ -163,7 +163,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _describe_pause(self, observation: HostedObservation) -> str:
         """Describe the pause of a stream, and how to resume it; empty if it is not paused."""
-        if observation.is_alive or not observation.belongs or (desired := self._desired().read()).mode != "paused":
+        if observation.is_alive or not observation.belongs or (desired := self._open_desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; start it with `frazil resume {self.stream}`"
 
@@ -181,13 +181,13 @@ class HostedStreamTrigger(UserActionTrigger):
             )
 
     def _pause(self) -> None:
-        desired = self._desired()
+        desired = self._open_desired()
         if desired.read().mode != "paused":
             desired.pause(by=BY, reason=self._mark_reason())
 
     def _restart(self) -> None:
         """Restart the stream. Undoes a pause that was made in Airflow, and no other pause."""
-        desired = self._desired()
+        desired = self._open_desired()
         now = desired.read()
         if now.mode == "paused" and now.by != BY:
             self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
@@ -201,7 +201,7 @@ class HostedStreamTrigger(UserActionTrigger):
     def _run_id(self) -> str:
         return self.task_instance.run_id if self.task_instance else "unknown"
 
-    def _desired(self) -> DesiredStore:
+    def _open_desired(self) -> DesiredStore:
         from frazil.spec.last_valid import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
         from frazil.supervise.desired import open_desired  # noqa: PLC0415 - loads PyIceberg
 

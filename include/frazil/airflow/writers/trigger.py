@@ -19,7 +19,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import WriterLines, shape
-from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, task_action_of
+from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, find_task_action
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import utc
@@ -82,14 +82,14 @@ class UserActionTrigger(BaseTrigger):
     async def _task_action(self) -> TaskAction:
         """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            action = task_action_of(await asyncio.wait_for(self._fetch_task(), FETCH_TIMEOUT_S))
+            action = find_task_action(await asyncio.wait_for(self._fetch_task(), FETCH_TIMEOUT_S))
         except Exception:
             self.log.warning("Cannot read the task's state from Airflow.", exc_info=True)
             return TaskAction.UNKNOWN
         if action is TaskAction.TAKEN_OVER:
             await asyncio.sleep(CLAIM_TIMEOUT_S)
             with suppress(Exception):  # then the first result is used, and the writer continues
-                action = task_action_of(await asyncio.wait_for(self._fetch_task(), CLAIM_TIMEOUT_S))
+                action = find_task_action(await asyncio.wait_for(self._fetch_task(), CLAIM_TIMEOUT_S))
         return action
 
     async def _fetch_task(self) -> DeferredTask:
