@@ -271,7 +271,7 @@ class WriterApplication:
     def _advanced_at_ms(self) -> int:
         """Return when a writer last made progress. The supervisor kills an application whose writers all hang."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
-        return max((beat.advanced_at_ms for beat in heartbeats if beat is not None), default=clock.now_ms())
+        return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
         """Let every writer commit its current batch and end. Do not wait for killed writers."""
