@@ -15,7 +15,7 @@ def true_where(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    """Take each value from `first` where the mask is true, else from `second`."""
+    """Return the value of `first` where the mask is true, otherwise that of `second`."""
     places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
     return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
 
@@ -23,3 +23,9 @@ def chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Arr
 def plain(array: pa.Array) -> pa.Array:
     """Return the storage of an extension array (the bytes of UUIDs); return any other array unchanged."""
     return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """Return the column as one array. Arrow's own method may return a chunked array for an extension type."""
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

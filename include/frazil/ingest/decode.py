@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.schema_drift import NO_DRIFT, Path, SchemaDrift, joined_drift
+from frazil.ingest.schema_drift import NO_DRIFT, WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
 
 
 class Rejection(NamedTuple):
@@ -33,12 +33,12 @@ class Decoded:
     kept: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
-    """Fields and types of the records that the schema does not have, if the decoder reports them."""
+    """Fields and types in the records that are not in the schema, if the decoder reports them."""
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Records that a transform drops: they become neither rows nor rejections."""
 
     def moved(self, places: NDArray[np.int64]) -> Decoded:
-        """Return the same result for a larger chunk, in which record i of this chunk is record `places[i]`."""
+        """Return the result for a larger chunk, in which record i of this chunk is record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return Decoded(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
@@ -99,6 +99,21 @@ class RenamingDecoder(Protocol):
 
         `aliases` maps an alias to its column. Each `required` column needs a value under one of its names.
         """
+
+
+class WrappingDecoder:
+    """Base class of decoders that change the records before another decoder reads them."""
+
+    def __init__(self, decode: Decoder) -> None:
+        self._decode = decode
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
+
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:

@@ -15,7 +15,7 @@ import yaml
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder, quoter
-from frazil.ingest.shape import sentence_of
+from frazil.ingest.shape import range_error_text
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_json_texts import declared as of_columns
@@ -25,6 +25,7 @@ PAGE = Path("docs/reference/json-to-columns.md").read_text().split("## Dead lett
 REST = PAGE.split("## Fields without a column\n")[1].split("\n## ")[0]
 FIELDS = PAGE.split("## Fields elsewhere in the record\n")[1].split("\n## ")[0]
 CASTS = PAGE.split("## Values of other forms\n")[1].split("\n## Records without")[0]
+CASTS_AND_MORE = CASTS + Path("tests/unit/ingest/values/casts.md").read_text()
 PROSE = (
     PAGE.replace(REST, "").replace(FIELDS, "").replace(CASTS, "") + Path("tests/unit/ingest/values/json.md").read_text()
 )
@@ -82,7 +83,7 @@ def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) 
         *(
             (declared, f'{{"x": {value}}}' if value else "{}", outcome)
             for declared, value, outcome in re.findall(
-                r"^\| `(\{.+?\})`(?:, also .+)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", CASTS, re.MULTILINE
+                r"^\| `(\{.+?\})`(?:, also .+)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", CASTS_AND_MORE, re.MULTILINE
             )
         ),
     ],
@@ -118,7 +119,7 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
     if beyond := out_of_range(decoded.rows):
-        words = sentence_of(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
+        words = range_error_text(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
         return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     return f"`{_shown(decoded.rows['x'].to_pylist()[0])}`"
 
