@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,36 @@ def test_captured_changes_have_values_that_mean_null_and_defaults() -> None:
     assert [str(value) for value in decoded.rows["until"].to_pylist()] == [
         "9999-12-31 00:00:00+00:00", "1970-01-01 00:00:00.000005+00:00", "9999-12-31 00:00:00+00:00",
     ]  # fmt: skip
+
+
+KEPT = "__debezium_unavailable_value"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "found"),
+    [
+        ({"type": "string", "null-if": ["-"]}, KEPT, (None, [2])),
+        ({"type": "string", "null-if": ["-"]}, "-", (None, None)),
+        ({"type": "binary", "null-if": ["AA=="]}, base64.b64encode(KEPT.encode()).decode(), (None, [2])),
+        ({"type": "date", "null-if": [2147483647]}, 2147483647, (None, None)),
+        ({"type": "date", "null-if": [2147483647]}, 20454, (date(2026, 1, 1), None)),
+        ({"type": "date", "null-if": [2147483647]}, -(2**31), "x: '-2147483648 days since 1970' is not a valid date"),
+        ({"type": "date", "null-if": [2147483647], "default": "9999-12-31"}, 2147483647, (date(9999, 12, 31), None)),
+        ({"type": "time", "null-if": [-1]}, 3_723_000_001, (time(1, 2, 3, 1), None)),
+        ({"type": "time", "null-if": [-1]}, 86_400_000_000, "x: '86400000000 microseconds' is not a valid time"),
+    ],
+)  # fmt: skip
+def test_values_that_mean_null_leave_the_other_values_of_captured_changes_as_they_are(
+    column: dict[str, Any], value: Any, found: Any
+) -> None:
+    """Omitted values have a placeholder, and dates arrive as numbers, whether or not a column has `null-if`."""
+    columns = {"id": "long not null", "x": column}
+    spec = declared(columns, {"type": "json", "envelope": "debezium"}, mode="upsert", key="id")
+    spec["event-time"] = "kafka_timestamp"
+    event = {"op": "u", "after": {"id": 1, "x": value}, "source": {}}
+    decoded = decode([json.dumps(event).encode()], spec)
+    rows = [(row["x"], row["_frazil_kept"]) for row in decoded.rows.to_pylist()]
+    assert [*rows, *(r.error for r in decoded.rejections)] == [found]
 
 
 @pytest.mark.parametrize(

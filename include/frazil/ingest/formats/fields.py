@@ -25,7 +25,7 @@ from frazil.ingest.changes import with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
 from frazil.ingest.formats.json.types import AS_TEXT, LISTED, OF_REST
-from frazil.ingest.formats.lenient import rewritten, rounded, rules_of, without
+from frazil.ingest.formats.lenient import from_numbers, rewritten, rounded, rules_of, without
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
 from frazil.spec.paths import FieldPath
 
@@ -90,30 +90,30 @@ def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
     return (*(Reading.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
-def reading_fields(
-    make: Make, schema: Schema, units: Mapping[int, Unit], *, within: Path = (), lists: bool = True
-) -> Decoder:
-    """Return a decoder that reads each column as `units` describes.
+@dataclass(frozen=True, slots=True)
+class Records:
+    """How the records of a format are built."""
 
-    `within` leads to the object that has the fields. `lists` is false if a list may have values of different types.
-    """
-    if within or not all(isinstance(unit, str) for unit in units.values()):
-        return FieldsDecoder(make, schema, units, within=within, lists=lists)
+    within: Path = ()
+    """The path of the object that has the fields."""
+    lists: bool = True
+    """Whether all elements of a list have the same type."""
+    times: bool = False
+    """Whether numbers may stand for dates and times, as in Debezium's events."""
+
+
+def reading_fields(make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> Decoder:
+    """Return a decoder that reads each column as `units` describes."""
+    if records.within or not all(isinstance(unit, str) for unit in units.values()):
+        return FieldsDecoder(make, schema, units, records)
     return make(schema, cast("Mapping[int, str]", units))
 
 
 class FieldsDecoder:
     """Decodes records with fields at any place to the columns of one schema."""
 
-    def __init__(
-        self,
-        make: Make,
-        schema: Schema,
-        units: Mapping[int, Unit],
-        *,
-        within: Path,
-        lists: bool,
-    ) -> None:
+    def __init__(self, make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> None:
+        within, lists = records.within, records.lists
         readings = {field_id: Reading.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
         self._within = within
@@ -131,7 +131,7 @@ class FieldsDecoder:
             for field in schema.fields
             if (reading := readings.get(field.field_id)) and reading.needs_text(field)
         }
-        self._texts = _Texts(texts, plain, self._defaults) if texts else None
+        self._texts = _Texts(texts, plain, self._defaults, times=records.times) if texts else None
         shape = _Shape(lists=lists)
         for field in schema.fields:
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
@@ -211,11 +211,17 @@ class _Texts:
     """Reads columns whose values arrived as JSON texts: casts the texts, and decodes them as strictly as records."""
 
     def __init__(
-        self, columns: Mapping[NestedField, Reading], units: Mapping[int, str], optional: Collection[str]
+        self,
+        columns: Mapping[NestedField, Reading],
+        units: Mapping[int, str],
+        optional: Collection[str],
+        *,
+        times: bool,
     ) -> None:
         from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
 
         self._columns = {field.name: (field, reading) for field, reading in columns.items()}
+        self._times = times
         fields = [
             field.model_copy(update={"required": field.required and field.name not in optional}) for field in columns
         ]
@@ -234,6 +240,8 @@ class _Texts:
                 values = rounded(values, field.field_type.scale, reading.rounding)
             if values is not texts:
                 cast[name] = pc.fill_null(pc.not_equal(values, texts), False)
+            if self._times:
+                values = from_numbers(values, field.field_type)
             parts += [
                 _text(f"{',' if n else '{'}{json.dumps(name, ensure_ascii=False)}:"),
                 pc.fill_null(values, "null"),

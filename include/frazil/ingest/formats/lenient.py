@@ -6,8 +6,8 @@ The rewritten texts are then read as strictly as any other value.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 
 import pyarrow as pa
@@ -38,7 +38,6 @@ _RULES: Mapping[type[iceberg.IcebergType], tuple[Rule, ...]] = {
     iceberg.StringType: ((r"^(-?[0-9][0-9.eE+-]*|true|false)$", r'"\1"'),),
     iceberg.DateType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
 }
-_SHORT = re.compile(r'"(?:[^"\\]|\\.){0,200}"')
 
 
 def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[Rule, ...]:
@@ -53,6 +52,27 @@ def rewritten(texts: pa.Array, rules: Iterable[Rule]) -> pa.Array:
     for pattern, replacement in rules:
         texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
     return texts
+
+
+def from_numbers(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
+    """Replace the numbers that Debezium writes for dates and times by the texts that JSON has for them."""
+
+    def day(text: str) -> str:
+        try:
+            return f'"{date(1970, 1, 1) + timedelta(int(text))}"'
+        except OverflowError:
+            return f'"{text} days since 1970"'
+
+    def time(text: str) -> str:
+        number = int(text)
+        if not 0 <= number < 24 * 3600 * 10**6:
+            return f'"{text} microseconds"'
+        return f'"{(datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=number)).time()}"'
+
+    makers: Mapping[type[iceberg.IcebergType], Callable[[str], str]] = {iceberg.DateType: day, iceberg.TimeType: time}
+    if (make := makers.get(type(kind))) is None:
+        return texts
+    return _each(texts, pc.match_substring_regex(texts, r"^-?[0-9]{1,19}$"), make)
 
 
 def rounded(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
