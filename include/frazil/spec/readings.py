@@ -39,12 +39,19 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         for key, value, reason in _not_possible(spec, column):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
         for path, other in read.items():
-            length = min(len(path), len(column.path))
-            if path[:length] == column.path[:length]:
+            if _overlap(path, column.path, spec.source.format.type):
                 named = column if column.from_ else next(c for c in spec.record_columns if c.name == other)
                 what = f"is read by the column {other if named is column else column.name} too; let one column have it"
                 yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
         read[column.path] = column.name
+
+
+def _overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
+    """Return whether two paths lead to the same field, or one of them into the other's."""
+    length = min(len(one), len(other))
+    if form == "json" or len(one) == len(other):
+        return one[:length] == other[:length]
+    return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=False))
 
 
 def _not_readable(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table

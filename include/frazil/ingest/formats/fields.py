@@ -80,6 +80,12 @@ def without_default(unit: Unit) -> Unit:
     return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
 
 
+def read_from(path: FieldPath, unit: Unit | None) -> Unit:
+    """Return how a column is read from a field at this path, and otherwise as `unit` describes."""
+    plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
+    return {**plain, "from": path}
+
+
 def has_aliases(unit: Unit | None) -> bool:
     """Return whether a field with a former name of the column may fill it."""
     return unit != OF_REST and Reading.of(unit).path is None
@@ -122,17 +128,22 @@ class FieldsDecoder:
         }
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._defaults = {
-            field.name: _default(field, units, default)
+            field.name: default
             for field in schema.fields
-            if (default := readings.get(field.field_id, _PLAIN).default) is not None
+            if (default := default_of(field, units.get(field.field_id))) is not None
         }
+        shape = _Shape(lists=lists)
+        forms: dict[FieldPath, set[tuple[IcebergType, Reading]]] = {}
+        for field in schema.fields:
+            form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN), path=None))
+            forms.setdefault(shape.steps(self._paths[field.name]), set()).add(form)
         texts = {
             field: reading
             for field in schema.fields
-            if (reading := readings.get(field.field_id)) and reading.needs_text(field)
+            if (reading := readings.get(field.field_id, _PLAIN)).needs_text(field)
+            or len(forms[shape.steps(self._paths[field.name])]) > 1  # elements of one list, read in several ways
         }
         self._texts = _Texts(texts, plain, self._defaults, times=records.times) if texts else None
-        shape = _Shape(lists=lists)
         for field in schema.fields:
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
             optional = {"required": False} if field.name in self._defaults else {}
@@ -176,7 +187,7 @@ class FieldsDecoder:
         found = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
         if self._texts:
             found = self._texts(found)
-        rows = [_filled(found.rows.column(name), self._defaults.get(name)) for name in names]
+        rows = [filled_with(found.rows.column(name), self._defaults.get(name)) for name in names]
         found = dataclasses.replace(found, rows=with_others(pa.Table.from_arrays(rows, names=names), found.rows))
         return without_missing(found, self._optional, self._arrow_schema)
 
@@ -192,17 +203,23 @@ class FieldsDecoder:
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
-        outer = {path[:1] for path in names if len(path) > 1}
+        known = {str(first).lower() for path in names for first in (path[0], names[path])}
 
         def moved(path: Path) -> Path | None:
             for end in range(len(path), 0, -1):
                 if (name := names.get(path[:end])) is not None:
                     return (name, *path[end:])
-            return None if path[:1] in outer or path[0] in self._paths else path
+            return None if path[0].lower() in known else path
 
         new = {there: kind for path, kind in drift.new.items() if (there := moved(path))}
         wider = {there: kind for path, kind in drift.wider.items() if (there := moved(path))}
-        optional = frozenset(there for path in drift.optional if (there := moved(path)))
+        around = {
+            (name,)
+            for path in drift.optional
+            for own, name in names.items()
+            if own[: len(path)] == path and not self._arrow_schema.field(name).nullable
+        }
+        optional = frozenset(around | {there for path in drift.optional if (there := moved(path))})
         records = drift.records if new else 0
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
@@ -282,24 +299,33 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
 
-def _default(field: NestedField, units: Mapping[int, Unit], value: Any) -> pa.ChunkedArray:
-    """Return the default of a column, as an array of one value. Raises SpecError if it is no value of the column."""
+def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
+    """Return the default of a column, as an array of one value; None if it has none.
+
+    Raises SpecError if the default is no value of the column.
+    """
     from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - as above
 
-    unit = unit_of(units.get(field.field_id))
-    decode = JsonDecoder(Schema(field), {} if unit is None else {field.field_id: unit})
-    decoded = decode(Chunk.of_values([json.dumps({field.name: value}).encode()]))
+    reading = Reading.of(unit)
+    if reading.default is None:
+        return None
+    decode = JsonDecoder(Schema(field), {field.field_id: reading.unit} if reading.unit else {})
+    decoded = decode(Chunk.of_values([json.dumps({field.name: reading.default}).encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
     return decoded.rows.column(0)
 
 
-def _filled(column: pa.ChunkedArray, default: pa.ChunkedArray | None) -> pa.ChunkedArray:
-    """Return the column with a default instead of nulls. Arrow's `fill_null` does not support every type."""
-    if default is None or not column.null_count:
+def filled_with(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
+    """Fill the nulls of a column from another column, or with its only value.
+
+    Arrow's `coalesce` and `fill_null` do not support every type.
+    """
+    if other is None or not column.null_count or other.null_count == len(other):
         return column
-    places = np.where(column.is_null().to_numpy(), len(column), np.arange(len(column)))
-    return pa.chunked_array([*column.chunks, *default.chunks], default.type).take(pa.array(places))
+    rows = np.arange(len(column))
+    places = np.where(column.is_null().to_numpy(), len(column) + (0 if len(other) == 1 else rows), rows)
+    return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(places))
 
 
 _PLAIN = Reading()
@@ -348,7 +374,7 @@ class _Shape:
     def _type(self, tree: Mapping[str | int, Any]) -> IcebergType:
         inner = self._fields(tree)
         if self._lists and isinstance(next(iter(tree)), int):
-            return ListType(self._id(), inner[0].field_type, element_required=False)
+            return ListType(inner[0].field_id, inner[0].field_type, element_required=False)
         return StructType(*inner)
 
     def _id(self) -> int:

@@ -27,23 +27,25 @@ _NUMBER: tuple[Rule, ...] = (
     (r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"$', r"\1\2"),
     (r'^"(-?(?:NaN|Infinity))"$', r"\1"),
 )
-_EPOCH: tuple[Rule, ...] = ((r'^"\s*(-?[0-9]+)(?:\.0*)?\s*"$', r"\1"), (r"^(-?[0-9]+)\.0+$", r"\1"))
+_TRIMMED: tuple[Rule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
+_SECONDS: tuple[Rule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
+"""Times in seconds are numbers or strings, with or without a cast."""
 _RULES: Mapping[type[iceberg.IcebergType], tuple[Rule, ...]] = {
     iceberg.IntegerType: _WHOLE,
     iceberg.LongType: _WHOLE,
     iceberg.FloatType: _NUMBER,
     iceberg.DoubleType: _NUMBER,
-    iceberg.DecimalType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
+    iceberg.DecimalType: _TRIMMED,
     iceberg.BooleanType: ((r'^"\s*(?i:true)\s*"$|^"?1"?$', "true"), (r'^"\s*(?i:false)\s*"$|^"?0"?$', "false")),
     iceberg.StringType: ((r"^(-?[0-9][0-9.eE+-]*|true|false)$", r'"\1"'),),
-    iceberg.DateType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
+    iceberg.DateType: _TRIMMED,
 }
 
 
 def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[Rule, ...]:
     """Return the rules by which texts of other forms become values of a type."""
     if unit is not None and isinstance(kind, iceberg.TimestampType | iceberg.TimestamptzType):
-        return _EPOCH
+        return _SECONDS if unit == "s" else _WHOLE
     return _RULES.get(type(kind), ())
 
 
@@ -80,14 +82,13 @@ def rounded(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 
     def one(text: str) -> str:
         number = Decimal(text.strip('"'))
-        if not -60 < number.adjusted() < 60:
+        if number.adjusted() > 60:
             return text
         made = number.quantize(Decimal(1).scaleb(-scale), ROUNDINGS[rounding], Context(prec=200))
         return text if made == number else f'"{made:f}"'
 
-    pattern = (
-        rf'^"?-?[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}"?$|^"?-?[0-9]{{1,60}}(?:\.[0-9]{{1,60}})?[eE]-?[0-9]{{1,3}}"?$'
-    )
+    with_exponent = r"[0-9]{1,60}(?:\.[0-9]{1,60})?[eE][+-]?[0-9]{1,3}"
+    pattern = rf'^"?-?(?:[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}|{with_exponent})"?$'
     return _each(texts, pc.match_substring_regex(texts, pattern), one)
 
 
