@@ -219,6 +219,32 @@ def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_oth
     assert (found.optional, found.new) == ({("id",)}, {})
 
 
+def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
+    columns = {
+        "payload": {"type": "string", "as": "json"}, "id": {"type": "long", "from": "payload.id"},
+        "kind": {"type": "string", "from": "payload.a.kind", "default": "none"},
+        "n": {"type": "int", "from": "payload.n[1]", "cast": "lenient"},
+        "data": {"type": "string", "as": "json", "from": "payload.data"},
+        "deep": {"type": "int", "from": "payload.data.x"}, "r": "string",
+    }  # fmt: skip
+    texts = [
+        '{"id": 1, "a": {"kind": "k"}, "n": [0, "7"], "b": 1.50}', "null", '"text"', '{"id": "x"}',
+        '{"id" : 2, "q": {"s": 1, "s": 2}, "data": {"x": 3} }', '{"id": 1, "id": 2}',
+    ]  # fmt: skip
+    decoded = decode([f'{{"payload": {text}, "y": 1}}'.encode() for text in texts], declared(columns, rest="r"))
+    assert [tuple(row.values())[:-1] for row in decoded.rows.to_pylist()] == [
+        (texts[0], 1, "k", 7, None, None, '{"y": 1}'), (None, None, "none", None, None, None, '{"y": 1}'),
+        (texts[4], 2, "none", None, '{"x": 3}', 3, '{"y": 1}'),
+    ]  # fmt: skip
+    assert (decoded.kept.tolist(), decoded.drift.cast) == ([0, 1, 4], {"n": 1})
+    assert [(r.index, r.error) for r in decoded.rejections] == [
+        (2, "payload: an object is needed, this is the string 'text'"),
+        (3, "id: a whole number (long) is needed, this is the string 'x'"),
+        (5, "id: given twice"),
+    ]
+    assert "is read by the column payload too" in problem({**columns, "r": {"type": "string", "from": "payload"}})
+
+
 def test_a_captured_row_has_fields_of_other_names() -> None:
     columns = {
         "id": {"type": "long", "from": "ID", "required": True}, "name": {"type": "string", "from": "Full Name"},

@@ -24,7 +24,7 @@ from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
-from frazil.ingest.formats.json.types import AS_TEXT, LISTED, OF_REST
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.lenient import from_numbers, rewritten, rounded, rules_of, without
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
 from frazil.spec.paths import FieldPath
@@ -132,19 +132,23 @@ class FieldsDecoder:
             for field in schema.fields
             if (default := default_of(field, units.get(field.field_id))) is not None
         }
+        self._inside = self._inside_texts(schema, units, plain) if not lists else {}
+        inner = {name for decode in self._inside.values() for name in decode.columns}
+        fields = [field for field in schema.fields if field.name not in inner]
+        self._own = [field.name for field in fields]
         shape = _Shape(lists=lists)
         forms: dict[FieldPath, set[tuple[IcebergType, Reading]]] = {}
-        for field in schema.fields:
+        for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN), path=None))
             forms.setdefault(shape.steps(self._paths[field.name]), set()).add(form)
         texts = {
             field: reading
-            for field in schema.fields
+            for field in fields
             if (reading := readings.get(field.field_id, _PLAIN)).needs_text(field)
             or len(forms[shape.steps(self._paths[field.name])]) > 1  # elements of one list, read in several ways
         }
         self._texts = _Texts(texts, plain, self._defaults, times=records.times) if texts else None
-        for field in schema.fields:
+        for field in fields:
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
             optional = {"required": False} if field.name in self._defaults else {}
             shape.put((*within, *self._paths[field.name]), field.model_copy(update={**as_text, **optional}))
@@ -153,11 +157,38 @@ class FieldsDecoder:
         self._decode = make(record, {**plain, **of_texts, **shape.units})
         self._optional = [
             field.name
-            for field in schema.fields
+            for field in fields
             if field.required and field not in texts and any(isinstance(step, int) for step in self._paths[field.name])
         ]
         before = {".".join(map(str, shape.steps((*within, *path)))): name for name, path in self._paths.items()}
         self._errors = sorted(before.items(), reverse=True)
+
+    def _inside_texts(
+        self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
+    ) -> dict[str, FieldsDecoder]:
+        """Map each column with JSON text to a decoder of this text, for the other columns that are read from it."""
+        from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
+
+        outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
+        inside: dict[FieldPath, list[NestedField]] = {}
+        for field in schema.fields:
+            path = self._paths[field.name]
+            if around := [one for one, _ in outer if len(one) < len(path) and path[: len(one)] == one]:
+                inside.setdefault(min(around, key=len), []).append(field)
+        names = dict(outer)
+        return {
+            names[path]: FieldsDecoder(
+                JsonDecoder,
+                Schema(*fields),
+                {f.field_id: read_from(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
+                Records((".".join(map(str, path)),), lists=False),
+            )
+            for path, fields in inside.items()
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self._arrow_schema.names]
 
     def withhold(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths of columns from the `rest` column, wherever records have them."""
@@ -172,6 +203,8 @@ class FieldsDecoder:
             self._decode.report_drift(widening=widening, within=inside)
         if self._texts and widening:
             self._texts.decode.report_drift(widening=True)
+        for decode in self._inside.values() if widening else ():
+            decode.report_drift(widening=True)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         if isinstance(self._decode, RenamingDecoder):
@@ -179,17 +212,28 @@ class FieldsDecoder:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         decoded = self._decode(chunk)
-        names = self._arrow_schema.names
-        rows = [_column(decoded.rows, (*self._within, *self._paths[name])) for name in names]
-        moved = with_others(pa.Table.from_arrays(rows, names=names), decoded.rows)
+        rows = [_column(decoded.rows, (*self._within, *self._paths[name])) for name in self._own]
+        moved = with_others(pa.Table.from_arrays(rows, names=self._own), decoded.rows)
         rejections = [r._replace(error=self._in_columns(r.error)) for r in decoded.rejections]
         drift = self._of_columns(decoded.drift)
         found = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
         if self._texts:
             found = self._texts(found)
+        for name, decode in self._inside.items():
+            found = decode.of_texts(found, name)
+        names = self.columns
         rows = [filled_with(found.rows.column(name), self._defaults.get(name)) for name in names]
         found = dataclasses.replace(found, rows=with_others(pa.Table.from_arrays(rows, names=names), found.rows))
         return without_missing(found, self._optional, self._arrow_schema)
+
+    def of_texts(self, decoded: Decoded, name: str) -> Decoded:
+        """Add the columns that are read from the JSON texts of the column `name`."""
+        texts = pc.fill_null(_whole(decoded.rows.column(name)), "null")
+        (key,) = self._within
+        around = _text(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text("}\n"), _text("")
+        found = self(Chunk.of_column(_lines(pc.binary_join_element_wise(*around))))
+        drift = dataclasses.replace(found.drift, new={}, records=0, unknown=0, names=())
+        return _again(decoded, dataclasses.replace(found, drift=drift), self.columns)
 
     def _in_columns(self, error: str) -> str:
         """Return the error text with the column's name instead of its path in the record."""
@@ -217,7 +261,7 @@ class FieldsDecoder:
             (name,)
             for path in drift.optional
             for own, name in names.items()
-            if own[: len(path)] == path and not self._arrow_schema.field(name).nullable
+            if own[: len(path)] == path and not self._arrow_schema.field(name).nullable and name not in self._defaults
         }
         optional = frozenset(around | {there for path in drift.optional if (there := moved(path))})
         records = drift.records if new else 0
@@ -265,22 +309,27 @@ class _Texts:
             ]
         records = pc.binary_join_element_wise(*parts, _text("}\n"), _text(""))
         found = self.decode(Chunk.of_column(_lines(records)))
-        order = np.argsort(found.kept, kind="stable")
-        places = found.kept[order]
-        rows = decoded.rows.take(pa.array(places))
-        for name in self._columns:
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, name, found.rows.column(name).take(pa.array(order)))
-        counts = {name: pc.sum(mask.take(pa.array(places))).as_py() or 0 for name, mask in cast.items()}
+        counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
-        rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
-        return dataclasses.replace(
-            decoded,
-            rows=rows,
-            kept=decoded.kept[places],
-            rejections=[*decoded.rejections, *rejections],
-            drift=joined_drift([decoded.drift, drift]),
-        )
+        return _again(decoded, dataclasses.replace(found, drift=drift), [*self._columns])
+
+
+def _again(decoded: Decoded, found: Decoded, names: Collection[str]) -> Decoded:
+    """Set columns to those of `found`, whose records are the rows of `decoded`. Rejects the records that it rejects."""
+    order = np.argsort(found.kept, kind="stable")
+    places = found.kept[order]
+    rows = decoded.rows.take(pa.array(places))
+    for name in names:
+        column, at = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
+        rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
+    rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
+    return dataclasses.replace(
+        decoded,
+        rows=rows,
+        kept=decoded.kept[places],
+        rejections=[*decoded.rejections, *rejections],
+        drift=joined_drift([decoded.drift, found.drift]),
+    )
 
 
 def _text(text: str) -> pa.Scalar:
