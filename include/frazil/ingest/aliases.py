@@ -22,7 +22,7 @@ FIRST_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
 Make = Callable[[Schema, Mapping[int, Unit]], Decoder]
-"""Makes a decoder for a schema. The mapping goes from a column's field id to how its values arrive."""
+"""Makes a decoder for a schema. The mapping has the encoding of a column's values by its field id."""
 
 
 def aliased(make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]) -> Decoder:
@@ -62,7 +62,7 @@ class AliasedDecoder:
         }
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._filled = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
+        self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         self._columns = {name: column.name for name, column in aliases.items()}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
@@ -72,7 +72,9 @@ class AliasedDecoder:
     def __call__(self, chunk: Chunk) -> Decoded:
         decoded = self._decode(chunk)
         merged = [self._column(field, decoded.rows) for field in self._arrow_schema]
-        decoded = dataclasses.replace(decoded, rows=self._kept(decoded.rows, merged), drift=self._of_columns(decoded))
+        decoded = dataclasses.replace(
+            decoded, rows=self._update_omitted(decoded.rows, merged), drift=self._of_columns(decoded)
+        )
         arrays = [
             filled_with(column, self._defaults.get(field.name))
             for column, field in zip(merged, self._arrow_schema, strict=True)
@@ -102,7 +104,7 @@ class AliasedDecoder:
             cast[self._columns.get(name, name)] += count
         return dataclasses.replace(decoded.drift, cast=dict(cast))
 
-    def _kept(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
+    def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
         """Update the lists of columns that a change omits (`_frazil_kept`) after the aliases are merged.
 
         The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
@@ -113,12 +115,12 @@ class AliasedDecoder:
         lists = decoded.column(at).to_pylist()
         null = {
             column.name: merged[self._arrow_schema.get_field_index(column.name)].is_null().to_pylist()
-            for column in self._filled.values()
+            for column in self._filled_columns.values()
         }
         for row, ids in enumerate(lists):
-            if ids and not self._filled.keys().isdisjoint(ids):
-                unset = {c.field_id for i, c in self._filled.items() if i in ids and null[c.name][row]}
-                lists[row] = sorted(unset.union(ids) - self._filled.keys())
+            if ids and not self._filled_columns.keys().isdisjoint(ids):
+                unset = {c.field_id for i, c in self._filled_columns.items() if i in ids and null[c.name][row]}
+                lists[row] = sorted(unset.union(ids) - self._filled_columns.keys())
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:

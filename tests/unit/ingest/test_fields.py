@@ -206,7 +206,7 @@ def test_elements_of_one_list_may_be_read_in_several_ways() -> None:
     said = problem(
         {"a": {"type": "string", "as": "json", "from": "l[0]"}, "b": {"type": "int", "from": "l[1].x"}}, form
     )
-    assert "is read by the column a too" in said
+    assert "is also read by the column a" in said
 
 
 def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_other_case_of_it_is_new() -> None:
@@ -242,7 +242,7 @@ def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
         (3, "id: a whole number (long) is needed, this is the string 'x'"),
         (5, "id: given twice"),
     ]
-    assert "is read by the column payload too" in problem({**columns, "r": {"type": "string", "from": "payload"}})
+    assert "is also read by the column payload" in problem({**columns, "r": {"type": "string", "from": "payload"}})
 
 
 def test_a_captured_row_has_fields_of_other_names() -> None:
@@ -288,9 +288,9 @@ def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
 @pytest.mark.parametrize(
     ("columns", "form", "more", "said"),
     [
-        ({"x": {"type": "int", "from": "a.b"}, "y": {"type": "int", "from": "a"}}, "json", {}, "is read by the column x too"),
-        ({"x": {"type": "int", "from": "y"}, "y": "int"}, "json", {}, "is read by the column y too"),
-        ({"x": {"type": "int", "from": "y"}}, "csv", {}, "name the column in source.format.columns"),
+        ({"x": {"type": "int", "from": "a.b"}, "y": {"type": "int", "from": "a"}}, "json", {}, "is also read by the column x"),
+        ({"x": {"type": "int", "from": "y"}, "y": "int"}, "json", {}, "is also read by the column y"),
+        ({"x": {"type": "int", "from": "y"}}, "csv", {}, "list the column at its position in source.format.columns"),
         ({"x": {"type": "string", "from": "y"}}, "string", {}, "source.format is string"),
         ({"x": {"type": "string", "from": "y"}}, "json", {"source": {"key": {"column": "x"}}}, "keeps a key or header"),
         ({"x": {"type": "string", "from": "y"}}, "json", {"rest": "x"}, "keeps all other fields"),
@@ -300,13 +300,13 @@ def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
             {"x": {"type": "int", "from": "a.b"}, "k": "int not null"},
             {"type": "json", "envelope": "debezium"},
             {"mode": "upsert", "key": "k"},
-            "one field of `after`",
+            "name a field of `after`",
         ),
         (
             {"k": {"type": "int", "from": "a", "required": True}},
             "json",
             {"mode": "upsert", "key": "k", "delete": "tombstones"},
-            "let the column have the field's name",
+            "name the column like the field",
         ),
     ],
 )  # fmt: skip
