@@ -24,7 +24,9 @@ FILE = Path("rides.yaml")
 KEYS = [
     (part, model, field) for part, model in PARTS for field in model.model_fields.values() if field.alias == part[-1]
 ]
-NO_COUNTS = {"delete.values", "dead-letters.circuit.share"}
+NO_COUNTS = {"delete.values", "dead-letters.circuit.share"} | {
+    f"{columns}.carrier.{key}" for columns in ("schema", "source.schema") for key in ("default", "null-if")
+}
 """Values of records, and a percentage that may be written with its sign."""
 
 
