@@ -247,6 +247,30 @@ def test_the_api_is_trusted_by_the_named_authority_and_by_no_other(apis: Any, tm
         assert "the certificate of the Kubernetes API is not trusted" in found.reason
 
 
+def test_an_authority_without_key_usage_is_trusted_for_valid_certificates_of_the_host(
+    apis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13's flag VERIFY_X509_STRICT is cleared. The host and the dates are still verified."""
+
+    def strict(**arguments: Any) -> ssl.SSLContext:
+        context = default(**arguments)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    default = ssl.create_default_context
+    monkeypatch.setattr("frazil.cluster.kubernetes_access.ssl.create_default_context", strict)
+    ours = Authority(tmp_path / "ours")
+    issued = [ours.issue("other", host="api.example"), ours.issue("expired", valid_days=-1), ours.issue("api")]
+    states = []
+    for certificate in issued:
+        secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        secure.load_cert_chain(certificate)
+        api = apis(secure)
+        api.answers["GET", PATH] = Answer(body=pod("Running"))
+        states.append(driver(api, authority=ours.certificate).status().state)
+    assert states == [DriverState.UNKNOWN, DriverState.UNKNOWN, DriverState.RUNNING]
+
+
 PODS = "/api/v1/namespaces/frazil/pods"
 
 

@@ -31,6 +31,10 @@ _SKIPPED = {
     "double": (op.FIXED_BYTES, 8),
     "bytes": (op.BLOB, 0),
     "string": (op.BLOB, 0),
+    "union": (op.UNION, 0),
+    "record": (op.RECORD, 0),
+    "array": (op.ARRAY, 0),
+    "map": (op.MAP, 0),
 }
 _INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _DAY_MS = 86_400_000
@@ -134,14 +138,12 @@ class Program(BaseProgram):
         self._kept_types.append(written)  # `_skips` has ids of types, which must stay alive
         try:
             root = self._add_operation(written, self._record)
-        except (TooLarge, RecursionError) as error:
+        except TooLarge:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
             self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
             self.numbers = {row for row in self.numbers if row < rows}
             self._skips = skips
-            if isinstance(error, RecursionError):
-                raise TooLarge("its types are nested too deep") from None
             raise
         self._complete_plan()
         return root
@@ -232,18 +234,22 @@ class Program(BaseProgram):
 
     def _add_skip(self, written: AvroType, path: str) -> int:
         """Return the operation that skips a value of this type, and add it if it is missing. Types can be recursive."""
-        if id(written) in self._skips:
-            return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
-        if written.kind in ("union", "record", "array", "map"):
-            kind = {"union": op.UNION, "record": op.RECORD, "array": op.ARRAY, "map": op.MAP}[written.kind]
-            row = self._skips[id(written)] = self._add_row(kind, nowhere)
-            self._set(row, op.EMPTY, written.kind == "array" and may_be_empty(written.parts[0]))
-            return self._set_places(row, [self._add_skip(part, path) for part in written.parts])
-        kind, size = _SKIPPED.get(written.kind, (op.FIXED_BYTES, written.size))
-        row = self._skips[id(written)] = self._add_row(kind, nowhere)
-        self._set(row, op.SIZE, size)
-        return row
+        left, nested = [written], []
+        while left:
+            one = left.pop()
+            if id(one) in self._skips:
+                continue
+            kind, size = _SKIPPED.get(one.kind, (op.FIXED_BYTES, one.size))
+            row = self._skips[id(one)] = self._add_row(kind, nowhere)
+            self._set(row, op.SIZE, size)
+            if one.parts:
+                nested.append((row, one.parts))
+                left += one.parts
+            self._set(row, op.EMPTY, one.kind == "array" and may_be_empty(one.parts[0]))
+        for row, parts in nested:
+            self._set_places(row, [self._skips[id(part)] for part in parts])
+        return self._skips[id(written)]
 
     def _add_rejection(self, target: Target, error_class: str, text: str) -> int:
         row = self._add_row(op.REFUSED, target)

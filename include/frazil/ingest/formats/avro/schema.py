@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from frazil.ingest.formats.json.text import too_deep
+
 JSON_NAME = "io.debezium.data.Json"
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL = {
@@ -22,6 +24,8 @@ _LOGICAL = {
     "decimal": ("bytes", "fixed"),
 }
 """Supported logical types, with the types that each may annotate. Others are ignored, as Avro requires."""
+MAX_SCHEMA_DEPTH = 250
+"""Levels of objects and arrays in a schema's JSON. One level takes up to three of Python's 1,000 levels of calls."""
 
 
 class UnreadableSchema(Exception):
@@ -75,6 +79,8 @@ def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
 
     Raises UnreadableSchema.
     """
+    if any(too_deep(one.encode("utf-8", "replace"), MAX_SCHEMA_DEPTH) for one in (*references, text)):
+        raise UnreadableSchema(f"its JSON is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     parser = _SchemaParser()
     try:
         for reference in references:
@@ -82,8 +88,6 @@ def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
         return parser.parse_type(json.loads(text), "")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableSchema(f"{type(error).__name__}: {error}") from None
-    except RecursionError:
-        raise UnreadableSchema("its types are nested too deep") from None
 
 
 class _SchemaParser:

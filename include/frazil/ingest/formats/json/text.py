@@ -94,13 +94,13 @@ def _not_an_object_text(text: bytes) -> str:
     return "a JSON object is needed: the value does not start with {"
 
 
-def too_deep(text: bytes) -> bool:
-    """Return whether objects and arrays are nested more than MAX_DEPTH deep. Brackets inside strings do not count."""
-    if len(text) <= MAX_DEPTH or text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+def too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
+    """Return whether objects and arrays are nested deeper than the limit. Brackets inside strings do not count."""
+    if len(text) <= limit or text.count(b"[") + text.count(b"{") <= limit:
         return False
     outside = STRING.sub(b"", text) if b'\\"' in text else b"".join(text.split(b'"')[::2])
     steps = np.frombuffer(outside.translate(_STEPS, _NO_BRACKET), np.int8)
-    return len(steps) > MAX_DEPTH and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
+    return len(steps) > limit and int(np.cumsum(steps, dtype=np.int32).max()) > limit
 
 
 def malformed_text(text: bytes, message: str) -> str:
