@@ -192,15 +192,19 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def promise_ms(spec: StreamSpec) -> int:
-    """Return the maximum allowed age of the last commit in milliseconds, while records wait."""
+    """Return the maximum allowed age of the oldest waiting record in milliseconds."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
 def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
-    """Return the age of the last commit in milliseconds; 0 if no records wait; None before the first commit."""
-    if state.last_commit_at_ms is None:
+    """Return the largest possible age of the oldest waiting record in milliseconds; 0 if none waits.
+
+    The stream's last commit replaces an unknown `caught_up_at_ms`. None before the first commit.
+    """
+    since_ms = state.last_commit_at_ms if state.caught_up_at_ms is None else state.caught_up_at_ms
+    if since_ms is None:
         return None
-    return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
+    return 0 if state.lag == 0 else max(now_ms - since_ms, 0)
 
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
@@ -275,13 +279,21 @@ def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | 
         return State.OUTAGE, known.sentence
     age_ms = freshness_ms(known, now_ms=now_ms)
     if age_ms is not None and age_ms > promise_ms(spec) and (known.lag or known.writer.pid):
-        waiting = "records wait" if known.lag is None else f"{known.lag:,} records wait"
-        return State.LATE, f"no commit for {ago(age_ms)} while {waiting}"
+        return State.LATE, _late_sentence(known, age_ms, now_ms=now_ms)
     if known.writer.pid is not None and known.backpressure_ms:
         records = known.writer.batch_records
         so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
         return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
+
+
+def _late_sentence(known: StreamState, age_ms: int, *, now_ms: int) -> str:
+    commit_ms = known.last_commit_at_ms
+    if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
+        waiting = "records wait" if known.lag is None else counted(known.lag, "record", "waits|wait")
+        return f"no commit for {ago(age_ms)} while {waiting}"
+    waits = "1 record has waited" if known.lag == 1 else f"the oldest of {known.lag:,} waiting records has waited"
+    return f"{waits} for {ago(age_ms)}; the last commit was {ago(max(now_ms - commit_ms, 0))} ago"
 
 
 def _without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result:

@@ -127,6 +127,8 @@ class StreamState:
     batch: int | None = None
     lag: int | None = None
     """Number of records not yet committed, from the live writer on this host, or else from Kafka's offsets."""
+    caught_up_at_ms: int | None = None
+    """When the last writer of this host had last committed every record in Kafka: no waiting record is older."""
     in_transactions: int = 0
     """Number of offsets that wait for transactions to end, if a live writer on this host reports them."""
     backpressure_ms: int | None = None

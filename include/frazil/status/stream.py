@@ -99,6 +99,7 @@ def _with_writer(
         known,
         writer=writer,
         lag=lag,
+        caught_up_at_ms=_caught_up_ms(replace(known, writer=writer), observed.heartbeat),
         in_transactions=heartbeat.in_transactions if heartbeat else 0,
         backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
@@ -117,6 +118,13 @@ def _with_writer(
         watermark_ms=last.watermark_ms,
         snapshot_id=last.last_commit_snapshot,
     )
+
+
+def _caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
+    """Return when this host's last writer had committed every record; None if another writer has committed since."""
+    if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
+        return None
+    return heartbeat.caught_up_at_ms
 
 
 def _alive(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:

@@ -78,7 +78,7 @@ IN_TRANSACTIONS = _gauge(
     "transactions.offsets", "{offset}", "Offsets that wait for the end of a transaction, of Kafka or of the source."
 )
 FRESHNESS = _gauge(
-    "freshness", "s", "Time since the last commit while records wait, also in open transactions; otherwise 0."
+    "freshness", "s", "Largest possible age of the oldest waiting record, also in open transactions; 0 if none waits."
 )
 BACKPRESSURE = _gauge(
     "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 if no records wait."

@@ -113,6 +113,30 @@ def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Leve
         assert found.sentence
 
 
+def test_a_record_that_came_to_a_quiet_stream_is_not_late_before_the_promise_is_exceeded(spec: StreamSpec):
+    """The last commit is an hour old, because no record came."""
+
+    def line(waited_ms: int, **changes: Any) -> Line:
+        waits = status(lag=5, last_commit_at_ms=OLD_MS, caught_up_at_ms=NOW_MS - waited_ms, **changes)
+        return build_line("ticks", spec, StreamReading(waits, NOW_MS), Around(), now_ms=NOW_MS)
+
+    assert (line(7_000).word, line(7_000).level, line(7_000).freshness_ms) == ("running", Level.WELL, 7_000)
+    promised_ms = promise_ms(spec)
+    assert line(promised_ms).word == "running"
+    late = line(promised_ms + 1_000)
+    assert (late.word, late.level) == ("late", Level.TROUBLE)
+    said = "the oldest of 5 waiting records has waited for 5 min 1 s; the last commit was 1 h 0 min ago"
+    assert late.needs[0].sentence == said
+
+
+def test_a_backlog_is_late_although_commits_go_on():
+    behind = status(lag=1, last_commit_at_ms=NOW_MS - 1_000, caught_up_at_ms=OLD_MS)
+    assert (behind.state, behind.sentence) == (
+        "late",
+        "1 record has waited for 1 h 0 min; the last commit was 1.0 s ago",
+    )
+
+
 def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):
     writers = [RUNS, replace(RUNS, stale=True), ENDED, WriterProcess("unknown")]
     choices = product(

@@ -142,7 +142,7 @@ function freshness(line) {
   const said = line.freshness_ms === 0 && line.lag === 0 ? "up to date" : duration(line.freshness_ms);
   return h(
     "span",
-    { class: "fresh", title: `The last commit may be ${duration(line.promise_ms)} old while records wait` },
+    { class: "fresh", title: `Age of the oldest record that waits in Kafka, now. Promised: at most ${duration(line.promise_ms)}` },
     h("span", {}, said),
     gauge(line.freshness_ms, line.promise_ms, `${said} of ${duration(line.promise_ms)} promised`),
   );
