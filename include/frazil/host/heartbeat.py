@@ -25,6 +25,8 @@ class Phase(StrEnum):
 
 
 class StallKind(StrEnum):
+    KAFKA = "kafka"
+    """No broker answers. Nothing is lost, and the writer continues by itself once one does."""
     OFFSETS = "offsets"
     """Unread records exist, and the writer makes no progress towards committing them."""
     WATERMARK = "watermark"

@@ -257,7 +257,10 @@ class Reporter:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
         if marker is None:
             return
+        silent_since_ms = report.silent_since_ms if report else None
+        report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
+        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms)
         lag = sum(sample.unread.values()) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
         self._watch.stretch(stretch)

@@ -84,6 +84,8 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({**PAUSED, "writer": ENDED, "lag": 5, "last_commit_at_ms": OLD_MS}, "paused", Level.QUIET),
     ({"writer": ENDED}, "stopped", Level.BROKEN),
     ({"state": State.CRASH_LOOPING, "crashes": 3}, "crash-looping", Level.BROKEN),
+    ({"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": OLD_MS}, "Kafka unreachable", Level.TROUBLE),
+    ({"state": State.OUTAGE, "unreachable_since_ms": OLD_MS}, "waits for catalog or storage", Level.TROUBLE),
     ({"crashes": 2}, "running", Level.WELL),
     ({"writer": ENDED, "state": State.GIVEN_UP, "crashes": 9}, "given up", Level.BROKEN),
     ({"table_exists": None, "problems": ("no catalog",)}, "table unreadable", Level.BROKEN),
@@ -135,6 +137,16 @@ def test_a_backlog_is_late_although_commits_go_on():
         "late",
         "1 record has waited for 1 h 0 min; the last commit was 1.0 s ago",
     )
+
+
+def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
+    silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
+    values = {"stall": silent, "problems": (silent.reason, "another")}
+    found = status(state=State.KAFKA_UNREACHABLE, unreachable_since_ms=silent.since_ms, **values)
+    for_ms = "Kafka at 127.0.0.1:1 has not answered for 28 s"
+    assert found.sentence == f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
+    assert found.problems == (found.sentence, "another")
+    assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 
 
 def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):

@@ -365,3 +365,11 @@ def test_a_writer_behind_by_many_reports_never_says_that_records_wait_shorter_th
     assert began_ms is not None
     assert found is not None
     assert began_ms + 290_000 <= found <= began_ms + 300_000
+
+
+def test_a_kafka_that_has_never_answered_is_named_and_the_lag_stays_unknown(bench: Bench):
+    bench.waits()
+    bench.reporter.set_planner_report(PlannerReport({}, silent_since_ms=bench.now_ms))
+    bench.planner_runs = False
+    found = bench.after(30)
+    assert (found.lag, found.caught_up_at_ms, found.stall and found.stall.kind) == (None, None, StallKind.KAFKA)
