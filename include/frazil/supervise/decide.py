@@ -28,6 +28,7 @@ from frazil.errors import (
     AccessDenied,
     AdoptionRequired,
     CircuitOpen,
+    CommitUnavailable,
     Fenced,
     KafkaUnavailable,
     MarkerUnreadable,
@@ -285,7 +286,7 @@ def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     if heartbeat.epoch is None or heartbeat.lag is None or heartbeat.stall or heartbeat.outage:
         return False
     codes = {end.code for end in row}
-    return codes <= FROM_KAFKA or (codes <= RESTARTABLE and heartbeat.lag == 0)
+    return codes <= FROM_KAFKA or (codes <= FROM_KAFKA | {CommitUnavailable.exit_code} and heartbeat.lag == 0)
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
