@@ -280,7 +280,7 @@ def _unreachable(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Resul
 
 def _stopped(known: StreamState) -> _Result | None:
     writer, first = known.writer, next(iter(known.problems), "")
-    if known.table_exists is None:
+    if known.table_exists is None and known.state is not State.OUTAGE:
         return State.TABLE_UNREADABLE, first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
