@@ -66,6 +66,7 @@ class Windows:
 
     grain: str
     complete_to: str | None
+    """The end of the last window before which no window is open or held."""
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[Holder, ...] = ()

@@ -51,7 +51,7 @@ function numbers(view) {
     number("Freshness", fresh, `${duration(line.promise_ms)} promised`),
     number("Lag", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
-    line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
+    line.has_windows && number("Complete without holes to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );

@@ -73,7 +73,7 @@ const STATES = {
   empty: "no rows",
 };
 const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
-const MARKS = { compacted: "at most one small file", backfilled: "being backfilled" };
+const MARKS = { compacted: "compacted", backfilled: "being backfilled" };
 const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
 export function windows(view) {
