@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import signal
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
-from frazil.host.writer_log import last_error
+from frazil.host.writer_log import first_error, last_error
 
 WITH_APPLICATION = "ended with its application"
 """`stopped_for` of a stream's writer that ran until its application's process ended."""
@@ -22,8 +21,6 @@ KILLED = "the writer was killed by another user or program, or by the kernel (ou
 
 UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
 """The reason recorded for a writer that was killed with its parent."""
-_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
-"""A line of a Java stack trace, which says little without its beginning."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -77,7 +74,7 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
 
 
 def _kill_reason(folder: Path, launch: Launch) -> str:
-    """Return why a killed process ended, with its last warning in the log, if any."""
+    """Return why a killed process ended, with the first error or the last warning in its log, if any."""
     request = _stop_request(folder, launch.id)
     how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED
     warned = _last_warning(folder, launch)
@@ -85,7 +82,7 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
 
 
 def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the error in the writer's last heartbeat, otherwise its last warning; None if neither exists."""
+    """Return the error in the writer's last heartbeat, otherwise in its log; None if neither has one."""
     said = heartbeat.error if heartbeat else None
     if said is None and (warned := _last_warning(folder, launch)):
         return f"{UNSEEN}. {warned}"
@@ -93,20 +90,23 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _last_warning(folder: Path, launch: Launch) -> str | None:
-    end = (_end_of_log(folder, launch, min_level=logging.WARNING) or "").splitlines()
-    warned = "\n".join(line for line in end if not _FRAME.match(line))
+    if launch.kind is LaunchKind.HOSTED:  # see `_end_of_log`
+        return None
+    if error := first_error(folder):
+        return f"Its first error: {error}"
+    warned = last_error(folder, min_level=logging.WARNING)
     return f"Its last warning: {warned}" if warned else None
 
 
 def _last_message(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
     """Return the error in the writer's last heartbeat, otherwise the end of its log; None if neither exists."""
     said = heartbeat.error if heartbeat else None
-    return said or _end_of_log(folder, launch, min_level=logging.NOTSET)
+    return said or _end_of_log(folder, launch)
 
 
-def _end_of_log(folder: Path, launch: Launch, *, min_level: int) -> str | None:
+def _end_of_log(folder: Path, launch: Launch) -> str | None:
     """Return the end of the log; None for a hosted writer, whose application's log covers other streams too."""
-    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, min_level=min_level)
+    return None if launch.kind is LaunchKind.HOSTED else last_error(folder)
 
 
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
