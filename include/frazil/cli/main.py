@@ -86,9 +86,11 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if similar := get_close_matches(args[0], COMMANDS, n=1):
-                error.message = f"{error.message.rstrip('.')}; did you mean `frazil {similar[0]}`?"
-            raise
+            similar = get_close_matches(args[0], COMMANDS, n=1)
+            if not similar:
+                raise
+            said = f"{error.message.rstrip('.')}; did you mean `frazil {similar[0]}`?"
+            raise click.UsageError(said, ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete subcommands' names without importing their modules, because a shell calls this at each press of the

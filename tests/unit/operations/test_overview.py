@@ -139,6 +139,14 @@ def test_a_backlog_is_late_although_commits_go_on():
     )
 
 
+def test_a_state_from_before_the_page_started_is_marked_and_a_rate_has_its_period(spec: StreamSpec):
+    known = status(flow=Flow(2.5, (1, 2), 3, rate_ms=180_000))
+    for last_known in (True, False):
+        reading = StreamReading(known, NOW_MS, last_known=last_known)
+        line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
+        assert (line.last_known, line.records_per_s, line.rate_ms) == (last_known, 2.5, 180_000)
+
+
 def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
     values = {"stall": silent, "problems": (silent.reason, "another")}

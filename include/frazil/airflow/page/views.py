@@ -270,7 +270,7 @@ def reading_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Strea
     file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
     if answer is None:
         return file
-    reading = replace(file, status=answer.value, at_ms=answer.at_ms)
+    reading = replace(file, status=answer.value, at_ms=answer.at_ms, last_known=answer.remembered)
     if answer.outdated:
         return replace(reading, outdated=answer.problem)
     return replace(reading, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
