@@ -89,6 +89,14 @@ def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open
     expect(inside.get_by_role("heading", name="Streams")).to_be_visible()
     expect(inside.locator("html[data-theme=dark]")).to_have_count(1)
     expect(page.get_by_role("link", name="Streams").first).to_be_visible()
+    inside.get_by_role("link", name="shop.shipments", exact=True).first.click()
+    expect(inside.get_by_role("heading", name="Held windows")).to_be_visible()
+    inside.locator("[data-key^=held-]").first.click()
+    expect(inside.locator(".cell.chosen")).to_have_count(1)
+    assert "#/table/shop.shipments?window=" in page.url
+    page.reload()
+    expect(inside.locator(".cell.chosen")).to_have_count(1)
+    expect(inside.get_by_role("button", name="Release 20").first).to_be_visible()
 
 
 @pytest.mark.usefixtures("server")

@@ -283,7 +283,9 @@ def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
 
     A writer has an epoch once it has committed its take-over, and a lag once its planner has reached Kafka.
     """
-    if heartbeat.epoch is None or heartbeat.lag is None or heartbeat.stall or heartbeat.outage:
+    if heartbeat.epoch is None or heartbeat.lag is None:
+        return False
+    if heartbeat.stall or heartbeat.outage or heartbeat.error:
         return False
     codes = {end.code for end in row}
     return codes <= FROM_KAFKA or (codes <= FROM_KAFKA | {CommitUnavailable.exit_code} and heartbeat.lag == 0)
