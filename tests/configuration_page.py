@@ -25,8 +25,9 @@ _INTRODUCTION = """\
 
 This page lists every key of a stream's file, `include/streams/<stream>.yaml`. [Declare a
 stream](../how-to/declare-a-stream.md) is the guide. Keys in `_defaults.yaml` apply to all streams of the folder.
-`python -m tests.configuration_page` generates this page. Write a duration as `250ms`, `60s` or `1h30m`, a size as
-`128MiB`, `1GB` or a number of bytes, a percentage as `50%`, and a time as ISO 8601 with a zone.
+`python -m tests.configuration_page` generates this page. A default stands after the type, or is bold. Write a duration
+as `250ms`, `60s` or `1h30m`, a size as `128MiB`, `1GB` or a number of bytes, a percentage as `50%`, and a time as ISO
+8601 with a zone. Mappings have their own sections; `off` in place of `maintenance` or a mapping in it switches it off.
 """
 
 _REFERENCES = """\
@@ -60,18 +61,25 @@ def _section(title: str, model: type[BaseModel], prefix: str, written: set[str])
     """A table of the model's own keys, then a section for each nested model without one."""
     written.add(title)
     nested: list[tuple[str, type[BaseModel]]] = []
-    rows = []
+    rows, again = [], []
     for field in model.model_fields.values():
         key = f"{prefix}{field.alias}"
         nested += _nested(field, key)
         if (model is Column and field.alias == "name") or model.model_fields.get("type") is field is not _COLUMN_TYPE:
             continue  # the mapping's key is the column's name, and the heading has the format's type
-        rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {field.description or ''} |")
+        row = f"| `{key}` | {_value(field)} | {field.description or ''} |"
+        if row in written:
+            again.append(f"`{key}`")
+        elif field.alias != "enabled" and (_value(field) != "mapping" or prefix.startswith("source.")):
+            rows.append(row)  # the introduction has `enabled`; a mapping has a section
+        written.add(row)
     yield f"## {title}\n"
     if prefix:
         yield f"{(model.__doc__ or '').strip()}\n"
     if rows:
-        yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+        yield "\n".join(["| key | value | meaning |", "|---|---|---|", *rows, ""])
+    if again:
+        yield f"As above: {', '.join(again)}.\n"
     for key, inner in nested:
         if (heading := f"`{key}`") not in written:
             yield from _section(heading, inner, f"{key.split(':')[0]}.", written)
@@ -90,6 +98,15 @@ def _model(field: FieldInfo) -> type[BaseModel] | None:
     if get_origin(field.annotation) is tuple and annotation is Column:
         return None  # has its own section
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _value(field: FieldInfo) -> str:
+    """The type and the default: `boolean, true`, or the default in bold where the type lists all values."""
+    kind, default = _type(field), _default(field)
+    choices = kind.split(", ")
+    if default in choices:
+        return ", ".join(f"**{choice}**" if choice == default else choice for choice in choices)
+    return f"{kind}, {default}" if default.strip("`") else kind
 
 
 def _type(field: FieldInfo) -> str:

@@ -103,7 +103,7 @@ def test_a_backfill_of_one_offset_hides_no_row_that_is_missing_from_its_batch(st
 
 def test_options_that_clash_name_no_window(frazil: Frazil):
     for options, said in {
-        ("--last", "1h", "--from", "2013-12-30T00:00:00Z"): "give one of them",
+        ("--last", "1h", "--from", "2013-12-30T00:00:00Z"): "give one period",
         ("--to", "2013-12-30T00:00:00Z"): "--to",
         ("--from", "2013-12-30T01:00:00Z", "--to", "2013-12-30T00:00:00Z"): "ends before it begins",
         ("--last", "an hour"): "is not a duration",

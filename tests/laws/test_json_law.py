@@ -216,7 +216,7 @@ def outcomes_of_each(chunks: list[Decoded], count: int) -> list[list[Outcome]]:
 
 def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Outcome]:
     """What each value is alone."""
-    return [outcome for (outcome,) in outcomes_of_each([decoder._singly([value], [0]) for value in some], 1)]
+    return [outcome for (outcome,) in outcomes_of_each([decoder._read_singly([value], [0]) for value in some], 1)]
 
 
 @settings(max_examples=max(150, settings().max_examples))
@@ -226,7 +226,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = by_reference(decoder, some)
-    with mock.patch.object(columns, "WORDS_AT_ONCE", 0), mock.patch.object(columns, "MIN_RECORDS", piece):
+    with mock.patch.object(columns, "TARGET_WORDS", 0), mock.patch.object(columns, "MIN_RECORDS", piece):
         assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
         assert outcomes(decoder(Chunk.of_values(some[::-1])), len(some)) == expected[::-1]
     assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected

@@ -188,7 +188,7 @@ def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tu
     """The law."""
     decoder = JsonDecoder(schema, units)
     decoder.withhold(hidden)
-    decoded, alone = decoder(Chunk.of_values(values)), decoder._singly(values, range(len(values)))
+    decoded, alone = decoder(Chunk.of_values(values)), decoder._read_singly(values, range(len(values)))
     assert rows(decoded) == rows(alone), (schema, values)
     assert sorted(decoded.rejections) == sorted(alone.rejections), (schema, values)
 

@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, NestedField, StructType
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.formats.json.new_keys import SAMPLES
+from frazil.ingest.formats.json.new_keys import MAX_SAMPLES
 from frazil.ingest.schema_drift import (
     MIXED,
     FoundType,
@@ -130,7 +130,7 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
 
 
 def test_a_field_is_found_wherever_it_first_has_a_value():
-    quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (SAMPLES * 3)
+    quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (MAX_SAMPLES * 3)
     decode = decoder("json", BASE, {}, "additive")
     first = decode(Chunk.of_values(quiet)).drift
     assert not first.new
@@ -141,9 +141,9 @@ def test_a_field_is_found_wherever_it_first_has_a_value():
 
 def test_no_more_records_are_checked_than_its_samples():
     decode = decoder("json", BASE, {}, "additive")
-    many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
+    many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (MAX_SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}
-    assert many.records == SAMPLES + 2
+    assert many.records == MAX_SAMPLES + 2
 
 
 def _but_a(record: dict[str, Any]) -> dict[str, Any]:

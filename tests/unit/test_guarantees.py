@@ -7,7 +7,7 @@ from pathlib import Path
 
 PAGES = [Path("docs/reference", name).read_text() for name in ("guarantees.md", "limits.md")]
 NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", "".join(PAGES))
-HEADS = ("| fault |", "| a producer chooses |")
+HEADS = ("| what holds |", "| a producer chooses |")
 
 
 def test_each_row_names_a_test_that_exists() -> None:

@@ -23,3 +23,9 @@ def chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Arr
 def plain(array: pa.Array) -> pa.Array:
     """Return the storage of an extension array (the bytes of UUIDs); return any other array unchanged."""
     return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """Return the column as one array. Arrow's own method may return a chunked array for an extension type."""
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

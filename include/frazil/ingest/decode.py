@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.schema_drift import NO_DRIFT, Path, SchemaDrift, joined_drift
+from frazil.ingest.schema_drift import NO_DRIFT, WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
 
 
 class Rejection(NamedTuple):
@@ -99,6 +99,21 @@ class RenamingDecoder(Protocol):
 
         `aliases` maps an alias to its column. Each `required` column needs a value under one of its names.
         """
+
+
+class WrappingDecoder:
+    """Base class of decoders that change the records before another decoder reads them."""
+
+    def __init__(self, decode: Decoder) -> None:
+        self._decode = decode
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
+
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:

@@ -265,7 +265,7 @@ def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_d
     again = BackfillCommitter.begin(live.tables, second)
     assert again.backfill.id == committer.backfill.id, "a run goes on with what another one left"
     abandon(live.tables, again.backfill, by="ada")
-    with pytest.raises(BackfillAbandoned, match="ada abandoned backfill"):
+    with pytest.raises(BackfillAbandoned, match="ada abandoned the backfill"):
         again.mark_staged()
     for request in (first, second):
         with pytest.raises(

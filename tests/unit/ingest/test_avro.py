@@ -119,9 +119,9 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (framed(5, b"\2"), ("TypeMismatch", "s: Avro's int cannot fill a column of type string")),
         (framed(6, b"\2a"), ("MissingRequired", "in.x: required, and the written schema's I has no such field")),
         (framed(7, b"\2a"), ("TypeMismatch", "Avro's string cannot fill the record")),
-        (valid + b"\0", ("InvalidAvro", "the record: the record goes on after its last field (byte 3")),
+        (valid + b"\0", ("InvalidAvro", "the record: the record has bytes after its last field (byte 3")),
         (valid[:-1], ("InvalidAvro", "l: the record ends within this value (byte 2")),
-        (framed(1, b"\2\xff\2"), ("InvalidUtf8", "s: a text is not UTF-8 (byte 0")),
+        (framed(1, b"\2\xff\2"), ("InvalidUtf8", "s: a string is not UTF-8 (byte 0")),
         (framed(1, b"\2a" + b"\xff" * 9 + b"\1"), ("InvalidAvro", "l: an int has more than 32 bits")),
         (framed(1, b"\2a" + b"\xff" * 11), ("InvalidAvro", "l: a number has more than 64 bits")),
     ]

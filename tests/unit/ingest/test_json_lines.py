@@ -61,7 +61,7 @@ def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
     values: list[bytes | None], at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "LINES_AT_ONCE", at_once)
+        patch.setattr(lines, "TARGET_LINES", at_once)
         found = LINES(Chunk.of_values(values))
         assert outcomes(found, len(values)) == [alone(value) for value in values]
     backwards = Chunk.of_values(values).piece(0, len(values))

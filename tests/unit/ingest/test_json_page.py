@@ -25,6 +25,7 @@ PAGE = Path("docs/reference/json-to-columns.md").read_text().split("## Dead lett
 REST = PAGE.split("## Fields without a column\n")[1].split("\n## ")[0]
 FIELDS = PAGE.split("## Fields elsewhere in the record\n")[1].split("\n## ")[0]
 CASTS = PAGE.split("## Values of other forms\n")[1].split("\n## Records without")[0]
+CASTS_AND_MORE = CASTS + Path("tests/unit/ingest/values/casts.md").read_text()
 PROSE = (
     PAGE.replace(REST, "").replace(FIELDS, "").replace(CASTS, "") + Path("tests/unit/ingest/values/json.md").read_text()
 )
@@ -82,7 +83,7 @@ def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) 
         *(
             (declared, f'{{"x": {value}}}' if value else "{}", outcome)
             for declared, value, outcome in re.findall(
-                r"^\| `(\{.+?\})`(?:, also .+)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", CASTS, re.MULTILINE
+                r"^\| `(\{.+?\})`(?:, also .+)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", CASTS_AND_MORE, re.MULTILINE
             )
         ),
     ],

@@ -1,4 +1,4 @@
-"""Maps the type in `source.format` to the code of the record format. Each format has a package in this folder."""
+"""Maps the type in `source.format` to the code of the record format, which is in this folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.fields import Unit, reading_fields
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
-from frazil.ingest.formats.json.record import quoted as quoted_json
+from frazil.ingest.formats.json.record import quote_value
 from frazil.ingest.schema_drift import DriftDecoder, Path
 from frazil.spec.formats import (
     AvroFormat,
@@ -50,7 +50,7 @@ def _json(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     return JsonDecoder(schema, units)
 
 
-def _in_frames(declared: ValueFormat, decode: Decoder) -> Decoder:
+def _add_framing(declared: ValueFormat, decode: Decoder) -> Decoder:
     """Return a decoder of the lines and frames around JSON objects, which `decode` reads."""
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
     from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
@@ -74,7 +74,7 @@ def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
 
 
 def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.whole.decoder import WholeDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.whole import WholeDecoder  # noqa: PLC0415 - as above
 
     return WholeDecoder(schema, declared.column)
 
@@ -145,18 +145,18 @@ def decoder(
 
     Raises SpecError for an unknown format, and for a column type that the format cannot fill.
     """
-    declared = _parsed(plain)
+    declared = _parse(plain)
     make = partial(FORMATS[declared.type], declared)
     lists = not isinstance(declared, JsonFormat)
     if envelope := envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder  # noqa: PLC0415 - as above
 
         def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
-            return EnvelopeDecoder(lambda *of: _in_frames(declared, make(*of)), schema, units, envelope)
+            return EnvelopeDecoder(lambda *of: _add_framing(declared, make(*of)), schema, units, envelope)
 
         made = reading_fields(of_events, schema, units, lists=lists)
     else:
-        made = _in_frames(declared, reading_fields(make, schema, units, within=_unwrapped(declared), lists=lists))
+        made = _add_framing(declared, reading_fields(make, schema, units, within=_unwrap_path(declared), lists=lists))
     made = _with_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
         made.withhold(hidden)
@@ -165,43 +165,43 @@ def decoder(
     return made
 
 
-def _unwrapped(declared: ValueFormat) -> tuple[str, ...]:
+def _unwrap_path(declared: ValueFormat) -> tuple[str, ...]:
     """Return the path of the object that has the fields; empty if the record itself has them."""
     return parse_names(declared.unwrap) if isinstance(declared, JsonFormat) and declared.unwrap else ()
 
 
 def quoter(plain: PlainFormat) -> Quoter:
     """Return a function that quotes values of records in this format. Raises SpecError as `decoder` does."""
-    declared = _parsed(plain)
+    declared = _parse(plain)
     if isinstance(declared, CsvFormat):
         return Line(declared).quoted
     if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
-    around = _unwrapped(declared)
+    around = _unwrap_path(declared)
     if declared.framing == "confluent":
-        return lambda record, path: quoted_json(content(record), [*around, *path])
-    return lambda record, path: quoted_json(record, [*around, *path])
+        return lambda record, path: quote_value(content(record), [*around, *path])
+    return lambda record, path: quote_value(record, [*around, *path])
 
 
 def wrapped(plain: PlainFormat) -> PlainFormat:
     """Return the format without `unwrap`, which applies to values only."""
-    declared = _parsed(plain)
+    declared = _parse(plain)
     return plain_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
 
 
 def has_lines(plain: PlainFormat) -> bool:
-    declared = _parsed(plain)
+    declared = _parse(plain)
     return isinstance(declared, JsonFormat) and declared.lines
 
 
 def has_several_rows(plain: PlainFormat) -> bool:
     """Return whether one record may become several rows: lines, or an update that changes its key."""
-    return has_lines(plain) or envelope_of(_parsed(plain)) is not None
+    return has_lines(plain) or envelope_of(_parse(plain)) is not None
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:
     """Raise SpecError for a column that no record could fill, or for an invalid declared schema."""
-    CHECKS[_known(declared.type)](schema.as_struct())
+    CHECKS[_check_known(declared.type)](schema.as_struct())
     if isinstance(declared, AvroFormat) and declared.registry is None:
         try:
             parsed(schema_of(declared))
@@ -216,16 +216,16 @@ def check_supported(schema: Schema, declared: ValueFormat) -> None:
             raise SpecError(f"source.format: the declared schema cannot be read: {error}") from None
 
 
-def _parsed(plain: PlainFormat) -> ValueFormat:
+def _parse(plain: PlainFormat) -> ValueFormat:
     try:
         declared = format_of(plain)
     except ValidationError as error:
         raise SpecError(f"source.format: {plain!r} is not a format (allowed: {', '.join(FORMATS)}): {error}") from None
-    _known(declared.type)
+    _check_known(declared.type)
     return declared
 
 
-def _known(name: str) -> str:
+def _check_known(name: str) -> str:
     if name not in FORMATS:
         raise SpecError(f"source.format: frazil does not decode {name!r}; allowed: {', '.join(FORMATS)}")
     return name

@@ -36,13 +36,13 @@ from frazil.ingest.formats.json.nodes import (
 )
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.types import Units
-from frazil.ingest.formats.json.words import ROOM, USED, gathered
+from frazil.ingest.formats.json.words import ROOM, USED, Memory, copy_strings
 from frazil.ingest.schema_drift import Path
 
-WORDS_AT_ONCE = 4 * 2**20
-"""Approximate number of 64-bit words read at once. Chunks with wide rows are read in parts, which reuse the memory."""
+TARGET_WORDS = 4 * 2**20
+"""Approximate number of 64-bit words read together. Chunks with wide rows are read in parts, which reuse the memory."""
 MIN_RECORDS = 1024
-"""Minimum number of records that are read at once."""
+"""Minimum number of records that are read together."""
 
 
 class Columns:
@@ -56,6 +56,11 @@ class Columns:
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
         self._allocate()
+
+    @property
+    def memory(self) -> Memory:
+        """The arrays as they are now; `begin` and `grow` may replace them."""
+        return Memory(self.nodes, self.words, self.valid, self.domains)
 
     @property
     def field_names(self) -> frozenset[str]:
@@ -83,7 +88,7 @@ class Columns:
     def parts(self, count: int) -> Iterator[slice]:
         """Split `count` records into slices that are read one after another."""
         of_row = int(self._width[self.nodes[:, DOMAIN] == 0].sum()) + 1
-        step = max(MIN_RECORDS, WORDS_AT_ONCE // of_row)
+        step = max(MIN_RECORDS, TARGET_WORDS // of_row)
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
@@ -160,7 +165,7 @@ class Columns:
             case kinds.STRING | kinds.BINARY | kinds.FIXED | kinds.JSON | kinds.JSON_TEXT | kinds.REST:
                 offsets = np.zeros(count + 1, np.int64)
                 octets = np.empty(int(words[1::2].sum()), np.uint8)
-                gathered(data, self.text, words, offsets, octets)
+                copy_strings(data, self.text, words, offsets, octets)
                 return [octets] if kind == FIXED else [offsets, octets]
             case kinds.INT | kinds.DATE:
                 return [words.astype(np.int32)]

@@ -31,13 +31,13 @@ from pyiceberg.types import (
     TimeType,
 )
 
-from frazil.ingest.arrow_values import chosen, plain, true_where
+from frazil.ingest.arrow_values import chosen, combine_chunks, plain, true_where
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT
-from frazil.ingest.formats.unavailable import Unavailable, hides_null
+from frazil.ingest.formats.unavailable import PlaceholderFinder, hides_null
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
@@ -62,7 +62,7 @@ OF_MONGODB = (
     "in the guide on captured changes"
 )
 _LAYER = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
-"""Pattern of the start of an error about a row that is missing or is no object."""
+"""Pattern of the start of an error about a row that is missing or is not an object."""
 _SKIPPED = ("m",)
 """Operations that change no row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
@@ -85,17 +85,17 @@ class EnvelopeDecoder:
         self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._positions = [column for column, path in envelope.metadata.items() if path == POSITION]
-        self._unavailable = Unavailable(envelope.unavailable)
-        self._hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
+        self._unavailable = PlaceholderFinder(envelope.unavailable)
+        self._null_hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
-        self._made = partial(self._of_layers, make, schema, units)
-        self._decode = self._made()
+        self._make_decoder = partial(self._make, make, schema, units)
+        self._decode = self._make_decoder()
         self._widening: bool | None = None
         self._hidden: Collection[Path] = ()
 
-    def _of_layers(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
+    def _make(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
         layers = self._layers(schema)
-        payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
+        payload = NestedField(OWN_IDS, "payload", StructType(*_shift_ids(layers, PAYLOAD_IDS)), required=False)
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
         plain = {i: _JSON_ARRIVES_AS.get(unit, unit) for i, unit in {**units, **of_before}.items()}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
@@ -115,11 +115,11 @@ class EnvelopeDecoder:
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
-            self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
+            self._null_hiding.get(column, []).extend(self._null_hiding.pop(alias, []))
         renamed = [[name, *(alias for alias, of in aliases.items() if of == name)] for name in required]
         if renamed:  # key columns, for which `before` still has the old names
             self._key += renamed
-            self._decode = self._made()
+            self._decode = self._make_decoder()
             self.withhold(self._hidden)
             if self._widening is not None:
                 self.report_drift(widening=self._widening)
@@ -131,8 +131,8 @@ class EnvelopeDecoder:
     def _layers(self, schema: Schema) -> list[NestedField]:
         """Return the fields of an envelope."""
         own = _Ids(OWN_IDS + 1)
-        after = [_optional(field, self._arriving(field.field_type, own)) for field in self._columns]
-        before = _moved([field for field in after if field.name in self._key_names], BEFORE_IDS)
+        after = [_optional(field, self._event_type(field.field_type, own)) for field in self._columns]
+        before = _shift_ids([field for field in after if field.name in self._key_names], BEFORE_IDS)
         tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
         for name, kind in POSITIONS.items() if self._positions else ():
             _put(tree, ["source", name], (kind, own()))
@@ -146,10 +146,10 @@ class EnvelopeDecoder:
             *_fields(tree, own),
         ]
 
-    def _arriving(self, kind: IcebergType, own: _Ids) -> IcebergType:
+    def _event_type(self, kind: IcebergType, own: _Ids) -> IcebergType:
         """Return the type that the value of a column of type `kind` has in an event."""
         if isinstance(kind, StructType):
-            return self._unavailable.within(kind, own)
+            return self._unavailable.add_placeholder_field(kind, own)
         if self._envelope.times == "iso":
             return kind
         if isinstance(kind, ListType) and isinstance(kind.element_type, DateType):
@@ -160,10 +160,10 @@ class EnvelopeDecoder:
         decoded = self._decode(chunk)
         absent = chunk.values.lengths == NULL
         rejections = [r for r in decoded.rejections if not absent[r.index]]
-        parts = _Parts.of(decoded.rows)
+        parts = _Parts.from_rows(decoded.rows)
         op = parts.at(["op"])
         deletes, states = true_where(pc.equal(op, "d")), true_where(pc.is_in(op, pa.array(_STATES)))
-        wrong = self._wrong(parts, op, deletes, states)
+        wrong = self._find_errors(parts, op, deletes, states)
         skipped = true_where(pc.is_in(op, pa.array(_SKIPPED)))
         for row in self._other_events(chunk, decoded, op):
             skipped[row] = True
@@ -174,11 +174,11 @@ class EnvelopeDecoder:
             for row in np.flatnonzero(missing & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
-        for row, why in self._ambiguous_nulls(parts, op, columns, self._named(chunk, decoded, parts)):
+        for row, why in self._ambiguous_nulls(parts, op, columns, self._after_names(chunk, decoded, parts)):
             wrong.setdefault(row, why)
         snapshot = true_where(pc.equal(op, "r"))
-        unavailable, columns = self._kept(columns, snapshot=snapshot)
-        moved = self._changes_key(parts, op)
+        unavailable, columns = self._find_unchanged(columns, snapshot=snapshot)
+        moved = self._find_key_changes(parts, op)
         made = true_where(pc.equal(op, "c")) | moved
         for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
@@ -189,7 +189,7 @@ class EnvelopeDecoder:
                 unavailable[name] = mask
             unplaced += int(np.count_nonzero(true_where(columns[name].is_null()) & (states | deletes) & ~snapshot))
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
-        kept = self._lists(unavailable, len(op))
+        kept = self._unchanged_lists(unavailable, len(op))
         good = ~skipped
         good[list(wrong)] = False
         rows, records = self._rows(columns, deletes, kept).filter(pa.array(good)), decoded.kept[good]
@@ -200,10 +200,10 @@ class EnvelopeDecoder:
         drift = self._unavailable.without_placeholder(decoded.drift)
         # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=(), unplaced=unplaced)
-        return Decoded(rows, records, [self._explained(r, chunk) for r in (*rejections, *added)], drift)
+        return Decoded(rows, records, [self._explain(r, chunk) for r in (*rejections, *added)], drift)
 
     @staticmethod
-    def _explained(rejection: Rejection, chunk: Chunk) -> Rejection:
+    def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
         """Return the rejection with the remedy for MongoDB's connector, whose documents are texts without columns."""
         layer = _LAYER.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
@@ -213,15 +213,17 @@ class EnvelopeDecoder:
     def _rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
-        rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
+        rows = pa.Table.from_arrays(arrays, schema=_make_nullable(self._schema)).append_column(CHANGE, change)
         return rows.append_column(KEPT, kept)
 
-    def _changes_key(self, parts: _Parts, op: pa.Array) -> NDArray[np.bool_]:
+    def _find_key_changes(self, parts: _Parts, op: pa.Array) -> NDArray[np.bool_]:
         """Mask of updates that change the key: `before` has a complete key that differs from the key in `after`."""
         found = np.zeros(len(op), np.bool_)
-        whole = true_where(pc.equal(op, "u")) & parts.there("before")
+        whole = true_where(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
-            before, after = (_first([parts.of_column(layer, name) for name in names]) for layer in ("before", "after"))
+            before, after = (
+                _coalesce([parts.of_column(layer, name) for name in names]) for layer in ("before", "after")
+            )
             whole &= true_where(before.is_valid())
             found |= true_where(pc.not_equal(before, after))
         return found & whole
@@ -240,22 +242,22 @@ class EnvelopeDecoder:
         is_other = self._decode.is_other_event
         return [row for row in without_op if is_other(chunk.values[int(decoded.kept[row])] or b"")]
 
-    def _wrong(
+    def _find_errors(
         self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
         found: dict[int, tuple[str, str]] = {}
         for row in np.flatnonzero(~deletes & ~states & ~true_where(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
-            said = op[row].as_py()
-            if said == "t":
+            operation = op[row].as_py()
+            if operation == "t":
                 text = "op: t: the source's table was truncated; its rows are still in this table: delete them by hand"
                 found[row] = (TRUNCATED, text)
-            elif said is None:
-                text = "op: missing: this is not a Debezium event; if a transform unwraps them, declare no envelope"
+            elif operation is None:
+                text = "op: missing: this is not a Debezium event; if a transform unwraps events, declare no envelope"
                 found[row] = (NOT_AN_ENVELOPE, text)
             else:
-                found[row] = (NOT_AN_ENVELOPE, f"op: {said!r:.50}: c, u, r, d, t or m is needed")
+                found[row] = (NOT_AN_ENVELOPE, f"op: {operation!r:.50}: c, u, r, d, t or m is needed")
         for name, rows in (("after", states), ("before", deletes)):
-            for row in np.flatnonzero(rows & ~parts.there(name)).tolist():
+            for row in np.flatnonzero(rows & ~parts.is_present(name)).tolist():
                 hint = "; let the source's table have a replica identity" if name == "before" else ""
                 found[row] = ("MissingRequired", f"{name}: required, and missing or null{hint}")
         return found
@@ -267,12 +269,12 @@ class EnvelopeDecoder:
             values = parts.of_column("after", field.name)
             if field.name in key and deletes.any():
                 values = chosen(deletes, parts.of_column("before", field.name), values)
-            found[field.name] = _timed(values, field.field_type) if self._envelope.times != "iso" else values
+            found[field.name] = _convert_times(values, field.field_type) if self._envelope.times != "iso" else values
         for column, path in self._envelope.metadata.items():
             found[column] = parts.position() if path == POSITION else parts.at(path.split("."))
         return found
 
-    def _kept(
+    def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
         """Find the values that events omit because an update left them unchanged. A placeholder stands for them.
@@ -293,7 +295,7 @@ class EnvelopeDecoder:
             columns = {**columns, field.name: values}
         return masks, columns
 
-    def _lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
+    def _unchanged_lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
         """Return a list array: for each row, the field ids of the columns that its event left unchanged."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
@@ -301,32 +303,32 @@ class EnvelopeDecoder:
         return pa.array(lists, pa.list_(pa.int32()))
 
     def _ambiguous_nulls(
-        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
+        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield the row index and error of updates with a null that may mean "unchanged".
 
         The null is ambiguous if the event has no `before`. A missing field is not ambiguous: the connector omits
         the whole column.
         """
-        bare = true_where(pc.equal(op, "u")) & ~parts.there("before") & parts.there("after")
-        for names in self._hiding.values() if bare.any() else ():
+        bare = true_where(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
+        for names in self._null_hiding.values() if bare.any() else ():
             nulls = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
             for row in np.flatnonzero(bare & nulls).tolist():
-                for name in [name for name in names if name in named(row)][:1]:
+                for name in [name for name in names if name in after_names(row)][:1]:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
-    def _named(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
+    def _after_names(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
         """Return a function from a row's index to the field names of `after` in its event."""
         decode = self._decode
         assert isinstance(decode, EventDecoder)
         names = decode.names
 
         @cache
-        def named(row: int) -> Collection[str]:
+        def after_names(row: int) -> Collection[str]:
             layers = ("payload", "after") if parts.wrapped[row] else ("after",)
             return names(chunk.values[int(decoded.kept[row])] or b"", layers)
 
-        return named
+        return after_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +340,8 @@ class _Parts:
     wrapped: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: pa.Table) -> _Parts:
-        columns = {name: _whole(rows.column(name)) for name in rows.column_names}
+    def from_rows(cls, rows: pa.Table) -> _Parts:
+        columns = {name: combine_chunks(rows.column(name)) for name in rows.column_names}
         payload = columns.pop("payload")
         return cls(columns, payload, true_where(payload.is_valid()))
 
@@ -348,7 +350,7 @@ class _Parts:
             return self.rows[name]
         return chosen(self.wrapped, pc.struct_field(self.payload, name), self.rows[name])
 
-    def there(self, name: str) -> NDArray[np.bool_]:
+    def is_present(self, name: str) -> NDArray[np.bool_]:
         return true_where(self._field(name).is_valid())
 
     def of_column(self, layer: str, name: str) -> pa.Array:
@@ -377,7 +379,7 @@ def _optional(field: NestedField, kind: IcebergType) -> NestedField:
     return field.model_copy(update={"required": False, "field_type": kind})
 
 
-def _moved(fields: list[NestedField], by: int) -> list[NestedField]:
+def _shift_ids(fields: list[NestedField], by: int) -> list[NestedField]:
     """Return the fields with their ids shifted by `by`, at every level."""
     text = StructType(*fields).model_dump()
 
@@ -410,22 +412,17 @@ def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
     return found
 
 
-def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
+def _convert_times(values: pa.Array, kind: IcebergType) -> pa.Array:
     """Convert the numbers that Debezium writes for dates and times; other values stay unchanged."""
     if isinstance(kind, DateType):
         return values.cast(pa.int32()).cast(pa.date32())
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
 
 
-def _first(arrays: Sequence[pa.Array]) -> pa.Array:
+def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:
     """Return each row's first value that is not null, among these arrays. UUIDs become bytes."""
     return reduce(lambda one, other: chosen(true_where(one.is_valid()), one, other), map(plain, arrays))
 
 
-def _nullable(schema: pa.Schema) -> pa.Schema:
+def _make_nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

@@ -7,15 +7,14 @@ with the same content is put before the value, so that the format's decoder read
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
+from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, WrappingDecoder
 from frazil.ingest.headers import header_column
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 
 VALUE_SCHEMA_ID = "__value_schema_id"
 _ID, _GUID = 0, 1
@@ -23,20 +22,13 @@ _ID, _GUID = 0, 1
 _ID_END, _GUID_END = 5, 17
 
 
-class HeaderIdDecoder:
+class HeaderIdDecoder(WrappingDecoder):
     """Decodes records whose schema id is in a header or in a frame."""
 
     def __init__(self, decode: Decoder, id_of: Callable[[bytes], int]) -> None:
         """`id_of` returns the id that stands for a GUID."""
-        self._decode, self._id_of = decode, id_of
-
-    def withhold(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
-
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
+        super().__init__(decode)
+        self._id_of = id_of
 
     def rename(self, aliases: dict[str, str], required: Collection[str]) -> None:
         if isinstance(self._decode, RenamingDecoder):
@@ -66,7 +58,7 @@ class HeaderIdDecoder:
         return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
 
     def _frame(self, header: bytes) -> bytes | None:
-        """Return the frame that says the same as a header; None if the header has no id."""
+        """Return the frame with the same content as a header; None if the header has no id."""
         if len(header) >= _ID_END and header[0] == _ID:
             return header
         if len(header) >= _GUID_END and header[0] == _GUID:

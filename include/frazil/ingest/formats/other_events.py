@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 _NAMES = re.compile(r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMetadataValue)|\w+\.SchemaChangeValue)")
-_OF_END = frozenset({"status", "id", "event_count", "data_collections"})
-_OF_SCHEMA_CHANGE = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
-_MAYBE = frozenset({"ts_ms"})
+_END_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
+_SCHEMA_CHANGE_FIELDS = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
+_OPTIONAL = frozenset({"ts_ms"})
 """Optional fields. Before Debezium 2, only heartbeats had `ts_ms`."""
 
 
@@ -42,11 +42,11 @@ def is_other_event(record: bytes) -> bool:
 
 def _has_form(value: Mapping[str, Any]) -> bool:
     fields = value.keys()
-    if fields == _MAYBE:
+    if fields == _OPTIONAL:
         return type(value["ts_ms"]) is int
-    if fields - _MAYBE == _OF_END:
+    if fields - _OPTIONAL == _END_FIELDS:
         return _is_boundary(value)
-    if fields - _MAYBE == _OF_SCHEMA_CHANGE:
+    if fields - _OPTIONAL == _SCHEMA_CHANGE_FIELDS:
         source, changes = value["source"], value["tableChanges"]
         is_event = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
         return is_event and isinstance(changes, list)

@@ -20,7 +20,7 @@ from frazil.ingest.formats import FORMATS
 from frazil.ingest.source_log import positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
-_OF_POSTGRES = re.compile(r"(\d+):\d+")
+_POSTGRES_ID = re.compile(r"(\d+):\d+")
 """PostgreSQL's transaction id, a colon, and the log position of the event."""
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
 """The log position of the previous commit: the first element of PostgreSQL's `source.sequence`, a JSON array."""
@@ -72,54 +72,54 @@ class TransactionDecoder:
 
     def events(self, chunk: Chunk) -> list[Said]:
         """Return the transaction of each record, in order."""
-        said = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
-        for records, rows in self._forms(chunk):
-            of = [_inside(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
-            names = [_inside(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]
+        transactions = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
+        for records, rows in self._decode_forms(chunk):
+            of = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
+            names = [_nested_column(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]
             ops, places = rows["op"].to_pylist(), _positions(rows).to_pylist()
             for i, op, transaction, order, position, *name in zip(records, ops, *of, places, *names, strict=True):
                 if transaction is None or order is None:
-                    said[i] = Said(unmarked=op in _CHANGES)
+                    transactions[i] = Said(unmarked=op in _CHANGES)
                 else:
-                    said[i] = Said(_known_as(transaction), order, position, _tables(*name))
-        return said
+                    transactions[i] = Said(_shorten_id(transaction), order, position, _tables(*name))
+        return transactions
 
     def ends(self, chunk: Chunk) -> list[Ended]:
         """Return the transaction ends among the records."""
-        forms = [rows for _, rows in self._forms(chunk)]
+        forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
-            Ended(_known_as(row["id"]), {of["data_collection"]: of["event_count"] for of in filter(None, counts)})
+            Ended(_shorten_id(row["id"]), {of["data_collection"]: of["event_count"] for of in filter(None, counts)})
             for rows in forms
             for row in rows.select(["status", "id", "data_collections"]).to_pylist()
             if row["status"] == "END" and row["id"] is not None and (counts := row["data_collections"])
         ]
 
-    def _forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
+    def _decode_forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
         """Decode the records, and yield two groups: plain records, and those wrapped in `payload`.
 
         A group has the records' indexes and their rows. Empty groups are omitted.
         """
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
-        for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _of_payload(decoded.rows))):
+        for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _unwrap_payload(decoded.rows))):
             if pc.any(form).as_py():
                 yield pa.array(decoded.kept).filter(form).to_pylist(), rows.filter(form)
 
 
-def _of_payload(rows: pa.Table) -> pa.Table:
+def _unwrap_payload(rows: pa.Table) -> pa.Table:
     payload: pa.ChunkedArray = rows["payload"]
     return pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})
 
 
-def _inside(rows: pa.Table, struct: str, name: str) -> pa.Array:
+def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:
     found = pc.struct_field(rows[struct], name).combine_chunks()
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 @lru_cache(maxsize=4096)
-def _known_as(transaction: str) -> str:
-    found = _OF_POSTGRES.fullmatch(transaction)
+def _shorten_id(transaction: str) -> str:
+    found = _POSTGRES_ID.fullmatch(transaction)
     known = found[1] if found else transaction
     if len(known) <= MAX_ID_CHARACTERS:
         return known
@@ -128,8 +128,8 @@ def _known_as(transaction: str) -> str:
 
 
 def _positions(rows: pa.Table) -> pa.Array:
-    source = {name: _inside(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
-    sequence = _inside(rows, "source", "sequence")
+    source = {name: _nested_column(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
+    sequence = _nested_column(rows, "source", "sequence")
     commit_before = pc.struct_field(pc.extract_regex(sequence, _COMMIT_BEFORE), "lsn").cast(pa.int64())
     return positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())})
 

@@ -50,7 +50,7 @@ def hides_null(kind: IcebergType) -> bool:
     return False
 
 
-class Unavailable:
+class PlaceholderFinder:
     """Finds Debezium's placeholder in columns."""
 
     def __init__(self, placeholder: str) -> None:
@@ -63,7 +63,7 @@ class Unavailable:
         self._element_texts = [placeholder, str(named), in_text[0]]
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
-    def within(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
+    def add_placeholder_field(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
         """Add a field that receives the placeholder of an hstore column, if JSON allows the field's name."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
@@ -73,18 +73,18 @@ class Unavailable:
         """Return the drift without the field names that come from a placeholder."""
         if not drift.new:
             return drift
-        new = {path: self._without(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
+        new = {path: self._remove_field(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
         return dataclasses.replace(drift, new=new)
 
-    def _without(self, found_type: FoundType) -> FoundType:
+    def _remove_field(self, found_type: FoundType) -> FoundType:
         if isinstance(found_type, StructOf) and self._text in found_type.fields:
             return StructOf({name: part for name, part in found_type.fields.items() if name != self._text})
         return found_type
 
     def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-        """Return a mask of the placeholders in a column, and the column without the field that `within` added."""
+        """Return a mask of the placeholders in a column, and the column without the added placeholder field."""
         if not pa.types.is_struct(values.type):
-            return self._found(values), values
+            return self._find(values), values
         at = values.type.get_field_index(self._text)
         if at < 0 or at != values.type.num_fields - 1:
             return np.zeros(len(values), np.bool_), values
@@ -93,7 +93,7 @@ class Unavailable:
         parts = [pc.struct_field(values, [i]) for i in range(at)]
         return mask, pa.StructArray.from_arrays(parts, fields=fields, mask=values.is_null())
 
-    def _found(self, values: pa.Array) -> NDArray[np.bool_]:
+    def _find(self, values: pa.Array) -> NDArray[np.bool_]:
         kind = values.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return true_where(pc.is_in(values, pa.array(self._texts, kind)))
@@ -103,14 +103,14 @@ class Unavailable:
         if pa.types.is_map(kind):
             if pa.types.is_string(kind.item_type) or pa.types.is_large_string(kind.item_type):
                 keys, items = (pa.array([self._text], of) for of in (kind.key_type, kind.item_type))
-                found |= _are(values, values.keys, keys) & _are(values, values.items, items)
+                found |= _equal_lists(values, values.keys, keys) & _equal_lists(values, values.items, items)
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
             elements = values.values.storage if _is_uuid(kind.value_type) else values.values
-            for form in self._lists(kind.value_type):
-                found |= _are(values, elements, form)
+            for form in self._list_forms(kind.value_type):
+                found |= _equal_lists(values, elements, form)
         return found
 
-    def _lists(self, element: pa.DataType) -> Iterator[pa.Array]:
+    def _list_forms(self, element: pa.DataType) -> Iterator[pa.Array]:
         if pa.types.is_string(element) or pa.types.is_large_string(element):
             yield from (pa.array([text], element) for text in self._element_texts)
         elif pa.types.is_binary(element) or pa.types.is_large_binary(element):
@@ -128,7 +128,7 @@ class Unavailable:
             yield pa.array(self._numbers, element)
 
 
-def _are(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
+def _equal_lists(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
     """Return a mask of the lists (or maps) whose elements equal `form`. `elements` has the elements of all lists."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)

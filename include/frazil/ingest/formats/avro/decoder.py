@@ -22,7 +22,7 @@ from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.beyond import beyond_schema
 from frazil.ingest.formats.avro.json_text import NotJson, json_text
-from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, read_records
+from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
 from frazil.ingest.formats.columns import Columns
@@ -40,9 +40,9 @@ FRAME_BYTES = 5
 """Number of bytes in the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED = 0
 """Stands for the id of the declared schema, which is used for records without a frame."""
-_SLOTS = 1024
-IDS_A_REQUEST = 1000
-"""Maximum number of schemas requested from the registry at once. The registry's client caches more than this."""
+_MIN_SLOTS = 1024
+MAX_IDS_PER_REQUEST = 1000
+"""Maximum number of schemas in one request to the registry. The registry's client caches more than this."""
 
 
 class AvroDecoder:
@@ -61,23 +61,23 @@ class AvroDecoder:
         struct = schema.as_struct()
         check_supported(struct, self._name)
         self._columns = Columns(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
-        self._program: Any = self._made_program(struct, units)
+        self._program: Any = self._make_program(struct, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
         self._written: dict[int, AvroType] = {}
         self._names: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
         self._struct = struct
-        self._unwritable = False
+        self._has_json_faults = False
         self._unknown: dict[int, tuple[str, ...]] = {}
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
         self._beyond: dict[int, SchemaDrift] = {}
         self._drift: list[SchemaDrift] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
-        self._slots = np.zeros(_SLOTS, np.int64)
+        self._slots = np.zeros(_MIN_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
 
-    def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
+    def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
 
     def withhold(self, hidden: Collection[Path]) -> None:
@@ -104,13 +104,13 @@ class AvroDecoder:
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
-        roots, content = self._begun(values, rejections)
+        roots, content = self._split_frames(values, rejections)
         tables, kept = [no_rows(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             rows = self._read(content[part], roots[part], wrong, where)
             places = part.start + np.flatnonzero(wrong == op.VALID)
-            if faults := self._unwritten(rows):
+            if faults := self._find_json_faults(rows):
                 rejections.update({int(places[row]): fault for row, fault in faults.items()})
                 good = ~np.isin(np.arange(len(places)), [*faults])
                 rows, places = rows.filter(pa.array(good)), places[good]
@@ -136,20 +136,14 @@ class AvroDecoder:
                 lengths,
                 roots,
                 read,
-                program.ops,
-                program.places,
-                columns.nodes,
-                columns.words,
-                columns.valid,
-                columns.domains,
-                self._frames,
-                self._slots,
-                self._seed,
+                program.plan,
+                columns.memory,
+                Scratch(self._frames, self._slots, self._seed),
                 wrong,
                 where,
             )
             if read == len(values):
-                with self._texts(data):
+                with self._storing_json_texts(data):
                     return columns.table(data)
             if missing == len(columns.domains):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
@@ -157,7 +151,7 @@ class AvroDecoder:
                 columns.grow(missing)
 
     @contextmanager
-    def _texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
+    def _storing_json_texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
         """Within this context, columns of JSON text hold the texts instead of the encoded values."""
         columns, spans = self._columns, self._program.spans
         if not spans:
@@ -173,7 +167,7 @@ class AvroDecoder:
                 start, length = words[i].tolist()
                 if (operation := length >> SPAN_BITS) not in spans:  # already a string
                     continue
-                text = self._json(data[start : start + (length & _SPAN)].tobytes(), operation)
+                text = self._json_value(data[start : start + (length & _LENGTH_MASK)].tobytes(), operation)
                 if text is None:
                     columns.valid[node[FLAG] + i] = 0
                     text = b""
@@ -184,7 +178,7 @@ class AvroDecoder:
         yield
         columns.text = kept
 
-    def _json(self, value: bytes, operation: int) -> bytes | None:
+    def _json_value(self, value: bytes, operation: int) -> bytes | None:
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -195,46 +189,46 @@ class AvroDecoder:
             left = rest_of(text, part, nulls=False)
             return None if left is None else left.encode()
         except NotJson as error:
-            self._unwritable = True
-            return UNWRITTEN + str(error).encode()
+            self._has_json_faults = True
+            return _FAULT_PREFIX + str(error).encode()
 
-    def _unwritten(self, rows: pa.Table) -> dict[int, Fault]:
+    def _find_json_faults(self, rows: pa.Table) -> dict[int, Fault]:
         """Map each row with a value that could not become JSON text to the error."""
         found: dict[int, Fault] = {}
-        for name in rows.column_names if self._unwritable else ():
+        for name in rows.column_names if self._has_json_faults else ():
             for row, value in enumerate(rows.column(name).to_pylist()):
-                if (text := _unwritten_in(value)) is not None:
+                if (text := _json_fault(value)) is not None:
                     found.setdefault(row, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
-        self._unwritable = False
+        self._has_json_faults = False
         return found
 
-    def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
+    def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         """Return each record's first operation (-1 if the record is rejected), and the records without their frames.
 
         Adds the rejected records to `rejections`.
         """
         roots = np.full(len(values), -1, np.int64)
-        there = values.lengths > 0
-        for i in np.flatnonzero(~there).tolist():
+        has_value = values.lengths > 0
+        for i in np.flatnonzero(~has_value).tolist():
             tombstone = values.lengths[i] == NULL
             rejections[i] = ("Tombstone", "the message has no value") if tombstone else EMPTY
         if isinstance(self._schemas, SchemaText):
-            self._enter(roots, np.flatnonzero(there), DECLARED, rejections)
+            self._assign(roots, np.flatnonzero(has_value), DECLARED, rejections)
             return roots, values
         framed = values.lengths >= FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
-        for i in np.flatnonzero(there & ~framed).tolist():
-            rejections[i] = ("NotFramed", instead(values[i] or b"", self._name))
+        for i in np.flatnonzero(has_value & ~framed).tolist():
+            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
         places = np.flatnonzero(framed)
         ids = schema_ids(values.data, values.starts[places])
         if len(ids) and (ids == ids[0]).all():
-            self._enter(roots, places, int(ids[0]), rejections)
+            self._assign(roots, places, int(ids[0]), rejections)
         else:
-            self._enter_each(roots, places, ids, rejections)
+            self._assign_each(roots, places, ids, rejections)
         content = BinaryColumn(values.data, values.starts + FRAME_BYTES, values.lengths - FRAME_BYTES)
         return roots, content
 
-    def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
+    def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
         """Set the first operation of the records of each schema id.
 
         Ids are requested in groups: values without a frame can look as if they had very many different ids.
@@ -242,19 +236,19 @@ class AvroDecoder:
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
-        for at in range(0, len(distinct), IDS_A_REQUEST):
-            some = distinct[at : at + IDS_A_REQUEST].tolist()
-            self._ask([schema_id for schema_id in some if schema_id not in self._roots])
-            for schema_id, group in zip(some, groups[at : at + IDS_A_REQUEST], strict=True):
-                self._enter(roots, group, schema_id, rejections)
+        for at in range(0, len(distinct), MAX_IDS_PER_REQUEST):
+            some = distinct[at : at + MAX_IDS_PER_REQUEST].tolist()
+            self._request([schema_id for schema_id in some if schema_id not in self._roots])
+            for schema_id, group in zip(some, groups[at : at + MAX_IDS_PER_REQUEST], strict=True):
+                self._assign(roots, group, schema_id, rejections)
 
-    def _ask(self, schema_ids: list[int]) -> None:
+    def _request(self, schema_ids: list[int]) -> None:
         assert not isinstance(self._schemas, SchemaText)
         self._schemas.ask(schema_ids)
 
-    def _enter(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
+    def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
         if schema_id not in self._roots:
-            self._roots[schema_id] = self._root(schema_id)
+            self._roots[schema_id] = self._add_schema(schema_id)
         root = self._roots[schema_id]
         if len(places) and (names := self._unknown.get(schema_id)):
             self._drift.append(SchemaDrift(unknown=len(places), names=names))
@@ -265,8 +259,8 @@ class AvroDecoder:
         else:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
-    def _root(self, schema_id: int) -> int | Fault:
-        """Return the first operation for records of this schema, or the error if such records cannot be read."""
+    def _add_schema(self, schema_id: int) -> int | Fault:
+        """Compile a schema. Returns the first operation of its records, or the error if they cannot be read."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
@@ -300,22 +294,22 @@ class AvroDecoder:
         if wrong == op.UNFIT:
             unfit: Fault = self._program.unfit(place)
             return unfit
-        error_class, text = op.SAID[wrong]
+        error_class, text = op.ERRORS[wrong]
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
-def _unwritten_in(value: object) -> str | None:
+def _json_fault(value: object) -> str | None:
     """Return why a part of a column's value could not become JSON text; None if all parts could."""
     if isinstance(value, str):
-        return value.removeprefix(UNWRITTEN.decode()) if value.startswith(UNWRITTEN.decode()) else None
+        return value.removeprefix(_FAULT_PREFIX.decode()) if value.startswith(_FAULT_PREFIX.decode()) else None
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next((text for part in parts if (text := _unwritten_in(part)) is not None), None)
+    return next((text for part in parts if (text := _json_fault(part)) is not None), None)
 
 
-UNWRITTEN = b"\0frazil: "
+_FAULT_PREFIX = b"\0frazil: "
 """Prefix of the error text that replaces a value that could not be read."""
-_SPAN = (1 << SPAN_BITS) - 1
+_LENGTH_MASK = (1 << SPAN_BITS) - 1
 EMPTY: Fault = ("Empty", "the message's value is empty")
 
 
@@ -326,7 +320,7 @@ def schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
     return found.astype(np.int32).astype(np.int64)
 
 
-def instead(value: bytes, name: str) -> str:
+def not_framed_text(value: bytes, name: str) -> str:
     what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
         f"the value {what}, and source.format is {name} with schema ids: write it with the serializer of the registry, "

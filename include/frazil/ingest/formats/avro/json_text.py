@@ -19,7 +19,7 @@ import numpy as np
 
 from frazil.ingest.formats.avro.schema import AvroType
 
-EMPTY_ELEMENTS = 64
+MAX_EMPTY_ELEMENTS = 64
 """Number of elements allowed in a value in addition to one per byte. Elements such as nulls take no bytes."""
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -44,15 +44,15 @@ class _Blocks:
 def json_text(data: bytes, written: AvroType) -> str:
     """Return a value as JSON text. Raises NotJson."""
     try:
-        return _text(_Reader(data), written)
+        return _write(_Reader(data), written)
     except (IndexError, ValueError, KeyError, struct.error, OverflowError) as error:
         raise NotJson(str(error)) from None
 
 
-def _text(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
+def _write(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
     out: list[str] = []
     todo: list[AvroType | _Blocks | str] = [written]  # a stack, because values may be nested 500 deep
-    elements = len(of.data) + EMPTY_ELEMENTS
+    elements = len(of.data) + MAX_EMPTY_ELEMENTS
     while todo:
         one = todo.pop()
         if isinstance(one, str):
@@ -70,20 +70,20 @@ def _text(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for eac
                 raise NotJson("a block has more elements than bytes")
             todo += [one, one.element]
             if one.is_map:
-                out.append(_quoted(of.blob().decode()) + ":")
+                out.append(_quote(of.blob().decode()) + ":")
         elif one.kind == "union":
             todo.append(one.parts[of.index(len(one.parts))])
         elif one.kind == "record":
             out.append("{")
             todo.append("}")
             for i, (names, part) in reversed([*enumerate(zip(one.fields, one.parts, strict=True))]):
-                todo += [part, f"{',' if i else ''}{_quoted(names[0])}:"]
+                todo += [part, f"{',' if i else ''}{_quote(names[0])}:"]
         elif one.kind in ("array", "map"):
             todo.append(_Blocks(one.parts[0], one.kind == "map"))
         else:
             out.append(_SCALARS[one.kind](of, one))
     if of.at != len(of.data):
-        raise NotJson("the value does not end where it was passed over")
+        raise NotJson("the value has bytes after its end")
     return "".join(out)
 
 
@@ -114,26 +114,26 @@ class _Reader:
             self.varint()  # skip the block's size in bytes
         return abs(count)
 
-    def some(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
         if size < 0 or self.at + size > len(self.data):
             raise NotJson("the value ends early")
         self.at += size
         return self.data[self.at - size : self.at]
 
     def blob(self) -> bytes:
-        return self.some(self.varint())
+        return self.take(self.varint())
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _number(value: float, text: str) -> str:
+def _number_text(value: float, text: str) -> str:
     return text if math.isfinite(value) else '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"'
 
 
 def _boolean(of: _Reader, _: AvroType) -> str:
-    return ("false", "true")[of.some(1)[0]]
+    return ("false", "true")[of.take(1)[0]]
 
 
 def _integer(of: _Reader, written: AvroType) -> str:
@@ -163,16 +163,16 @@ def _clock(nanos: int) -> str:
 
 
 def _float(of: _Reader, _: AvroType) -> str:
-    (value,) = struct.unpack("<f", of.some(4))
-    return _number(value, str(np.float32(value)))
+    (value,) = struct.unpack("<f", of.take(4))
+    return _number_text(value, str(np.float32(value)))
 
 
 def _double(of: _Reader, _: AvroType) -> str:
-    (value,) = struct.unpack("<d", of.some(8))
-    return _number(value, repr(value))
+    (value,) = struct.unpack("<d", of.take(8))
+    return _number_text(value, repr(value))
 
 
-def _octets(data: bytes, written: AvroType) -> str:
+def _bytes_text(data: bytes, written: AvroType) -> str:
     if written.logical != "decimal":
         return f'"{b64encode(data).decode()}"'
     number = int.from_bytes(data, "big", signed=True)
@@ -187,8 +187,8 @@ _SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
     "long": _integer,
     "float": _float,
     "double": _double,
-    "string": lambda of, _: _quoted(of.blob().decode()),
-    "bytes": lambda of, written: _octets(of.blob(), written),
-    "fixed": lambda of, written: _octets(of.some(written.size), written),
-    "enum": lambda of, written: _quoted(written.symbols[of.index(len(written.symbols))]),
+    "string": lambda of, _: _quote(of.blob().decode()),
+    "bytes": lambda of, written: _bytes_text(of.blob(), written),
+    "fixed": lambda of, written: _bytes_text(of.take(written.size), written),
+    "enum": lambda of, written: _quote(written.symbols[of.index(len(written.symbols))]),
 }

@@ -12,7 +12,7 @@ whole state as arguments.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,8 @@ from frazil.ingest.formats.avro.operations import (
     FIXED,
     FIXED_AS_DECIMAL,
     FIXED_AS_UUID,
+    FIXED_BYTES,
     FLOAT,
-    GOES_ON,
     INTEGER,
     INTEGER_AS_DECIMAL,
     INTEGER_AS_FLOAT,
@@ -64,13 +64,13 @@ from frazil.ingest.formats.avro.operations import (
     REFUSED,
     REPEATED_KEY,
     SIZE,
-    SOME_BYTES,
     SPAN,
     TENS,
     TEXT,
     TEXT_AS_MOMENT,
     TEXT_AS_UUID,
     TOO_DEEP,
+    TRAILING_BYTES,
     UNFILLED,
     UNFIT,
     UNION,
@@ -84,7 +84,7 @@ from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
 FULL = 64
 """Result code FULL + d: domain d needs more room, and the record must be read again.
@@ -94,18 +94,35 @@ If d is the number of domains, the hash table of map keys needs more room.
 NOT_READ = 255
 """Error code of a record that was skipped."""
 QUOTE, LETTER_Z = 34, 90
-LONGEST_MOMENT = 64
+MAX_MOMENT_LENGTH = 64
 """Maximum length of a date or time as text. Longer texts are rejected."""
 SPAN_BITS = 32
 """Number of low bits that hold the length of a SPAN. The bits above them hold its operation."""
-EMPTY_ELEMENTS = 64
+MAX_EMPTY_ELEMENTS = 64
 """Maximum number of elements without bytes (such as nulls) in one record.
 
 Each element takes memory, and a chunk has many records.
 """
 
 _HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
-_0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
+_0, _1 = np.uint64(0), np.uint64(1)
+
+
+class Plan(NamedTuple):
+    """The operations that read the records, and the numbers to which operations refer."""
+
+    ops: Numbers
+    places: Numbers
+
+
+class Scratch(NamedTuple):
+    """Memory that the loop needs while it reads a record, and the seed of its hash table."""
+
+    frames: Numbers
+    """One row per level of nesting."""
+    slots: Numbers
+    """The hash table of map keys."""
+    seed: int
 
 
 @loop
@@ -160,7 +177,7 @@ def is_utf8(b: Octets, p: int, end: int) -> bool:
 
 
 @loop
-def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
+def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
     """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID as two words. Returns False if invalid."""
     digits = 0
     words[at] = 0
@@ -176,17 +193,17 @@ def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 
 @loop
-def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
+def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
     """Parse an ISO 8601 date, time or timestamp, as in JSON, and write it as one word. Returns False if invalid.
 
     `text` is scratch memory.
     """
     length = end - p
-    if length > LONGEST_MOMENT:
+    if length > MAX_MOMENT_LENGTH:
         return False
     for i in range(length):
         text[i] = b[p + i]
-    text[length : 2 * LONGEST_MOMENT] = QUOTE  # the parser reads some characters ahead
+    text[length : 2 * MAX_MOMENT_LENGTH] = QUOTE  # the parser reads some characters ahead
     if kind == DATE:
         after, words[at] = 10, days(text, 0)
         if words[at] == NEVER:
@@ -201,7 +218,9 @@ def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbe
 
 
 @loop
-def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+def write_decimal(
+    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
+) -> int:
     """Scale a decimal to the column's scale, and write it as two words. Returns an error code.
 
     `high` and `low` are the words of the unscaled number's absolute value.
@@ -219,8 +238,8 @@ def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Number
 
 
 @loop
-def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Like `scaled`, but for a big-endian number in two's complement."""
+def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+    """Like `write_decimal`, but for a big-endian number in two's complement."""
     if p == end:
         return NO_DECIMAL
     negative = b[p] >= 128
@@ -236,11 +255,11 @@ def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: in
         low = (low << np.uint64(8)) | np.uint64(b[q])
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
-    return scaled(negative, high, low, op, ops, at, words)
+    return write_decimal(negative, high, low, op, ops, at, words)
 
 
 @loop
-def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
+def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
     """Return whether a map has a duplicate key. `slots` is memory for a hash table, at least four slots per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
@@ -267,21 +286,19 @@ def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: N
 
 
 @loop
-def value_of(
+def read_value(
     b: Octets,
     p: int,
     end: int,
     op: int,
     e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
+    plan: Plan,
+    memory: Memory,
     slots: Numbers,
 ) -> int:
     """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
     kind, node = ops[op, OPERATION], ops[op, NODE]
     if kind <= BLOB:
         if kind == BLOB:
@@ -290,7 +307,7 @@ def value_of(
         if kind == VARINT:
             p, _ = varint(b, p, end)
             return p
-        length = ops[op, SIZE] if kind == SOME_BYTES else 0
+        length = ops[op, SIZE] if kind == FIXED_BYTES else 0
         return p + length if length <= end - p else -ENDS_EARLY
     if kind == NULL:
         set_null(node, e, nodes, words, valid, domains)
@@ -308,7 +325,7 @@ def value_of(
             return p
         if kind == INTEGER_AS_DECIMAL:
             amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
-            wrong = scaled(value < 0, _0, amount, op, ops, at + e, words)
+            wrong = write_decimal(value < 0, _0, amount, op, ops, at + e, words)
             return p if wrong == VALID else -wrong
         if not ops[op, MIN_VALUE] <= value <= ops[op, MAX_VALUE]:
             return -NOT_HELD
@@ -373,13 +390,13 @@ def value_of(
         words[at + e] = load64(np.int64(b.ctypes.data) + p)
         words[at + e + 1] = load64(np.int64(b.ctypes.data) + p + 8)
     elif kind == TEXT_AS_UUID:
-        if not uuid_of_text(b, p, p + length, at + e, words):
+        if not parse_uuid(b, p, p + length, at + e, words):
             return -NO_UUID
     elif kind == TEXT_AS_MOMENT:
-        if not moment_of_text(b, p, p + length, nodes[node, KIND], at, words, slots):
+        if not parse_moment(b, p, p + length, nodes[node, KIND], at, words, slots):
             return -NO_MOMENT
     elif kind == BYTES_AS_DECIMAL or kind == FIXED_AS_DECIMAL:
-        wrong = decimal_of_octets(b, p, p + length, op, ops, at + e, words)
+        wrong = write_decimal_bytes(b, p, p + length, op, ops, at + e, words)
         if wrong != VALID:
             return -wrong
     else:
@@ -394,22 +411,19 @@ def read_record(
     p: int,
     end: int,
     root: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
-    op, depth, e, empty = root, -1, domains[0, USED], EMPTY_ELEMENTS
+    ops, places = plan
+    nodes, words, valid, domains = memory
+    frames, slots, seed = scratch
+    op, depth, e, empty = root, -1, domains[0, USED], MAX_EMPTY_ELEMENTS
     while True:
         kind, node = ops[op, OPERATION], ops[op, NODE]
         if kind < REFUSED:
-            after = value_of(b, p, end, op, e, ops, places, nodes, words, valid, domains, slots)
+            after = read_value(b, p, end, op, e, plan, memory, slots)
             if after < 0:
                 return -after, op, p
             p = after
@@ -442,7 +456,7 @@ def read_record(
         # Advance to the next value.
         while True:
             if depth < 0:
-                return (VALID if p == end else GOES_ON), root, p
+                return (VALID if p == end else TRAILING_BYTES), root, p
             outer, e = frames[depth, 0], frames[depth, 2]
             if ops[outer, OPERATION] == RECORD:
                 frames[depth, 1] += 1
@@ -469,7 +483,7 @@ def read_record(
                         return -after, outer, p
                     count = -count
                 if ops[outer, EMPTY]:
-                    empty -= min(max(count, -1), EMPTY_ELEMENTS + 1)
+                    empty -= min(max(count, -1), MAX_EMPTY_ELEMENTS + 1)
                     if count < 0 or empty < 0:
                         return NO_COUNT, outer, p
                 elif count < 0 or count > end - after:
@@ -484,7 +498,7 @@ def read_record(
                             first = words[to - 1] if e else 0
                             if 4 * (used - first) > len(slots):
                                 return FULL + len(domains), outer, p
-                            if repeats(b, nodes[node + 1, BASE], first, used, words, slots, seed):
+                            if has_duplicate_key(b, nodes[node + 1, BASE], first, used, words, slots, seed):
                                 return REPEATED_KEY, outer, p
                         words[to] = used
                     depth -= 1
@@ -523,15 +537,9 @@ def read_records(
     lengths: Numbers,
     roots: Numbers,
     first: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
@@ -543,6 +551,7 @@ def read_records(
     `roots` has the first operation of each record, or -1 to skip the record. For each record, `wrong` receives the
     error code, and `where` the operation and the position of the error.
     """
+    domains = memory.domains
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -550,9 +559,7 @@ def read_records(
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
-        found, op, p = read_record(
-            b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
-        )
+        found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == VALID:
             wrong[i] = VALID
             domains[0, USED] += 1

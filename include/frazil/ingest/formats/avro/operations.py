@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 # Without a node: skip bytes.
-(NOTHING, VARINT, SOME_BYTES, BLOB) = range(4)
-"""Skip SIZE bytes (SOME_BYTES), or a length-prefixed value (BLOB)."""
+(NOTHING, VARINT, FIXED_BYTES, BLOB) = range(4)
+"""Skip SIZE bytes (FIXED_BYTES), or a length-prefixed value (BLOB)."""
 # One value into a node.
 (NULL, BOOLEAN, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, FLOAT, DOUBLE, BYTES, TEXT) = range(4, 13)
 (FIXED, BYTES_AS_FIXED, FIXED_AS_UUID, TEXT_AS_UUID, BYTES_AS_DECIMAL, FIXED_AS_DECIMAL, ENUM) = range(13, 20)
@@ -32,13 +32,13 @@ may take no bytes.
 """
 
 # Errors of a record.
-(VALID, ENDS_EARLY, LONG_VARINT, NO_BOOLEAN, NO_BRANCH, NO_SYMBOL, NO_LENGTH, NO_COUNT, GOES_ON) = range(9)
+(VALID, ENDS_EARLY, LONG_VARINT, NO_BOOLEAN, NO_BRANCH, NO_SYMBOL, NO_LENGTH, NO_COUNT, TRAILING_BYTES) = range(9)
 (WIDE_INT, INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_DECIMAL, REPEATED_KEY, TOO_DEEP, UNFIT) = range(9, 18)
 NO_MOMENT = 18
 
 MALFORMED, UTF8, RANGE, MISMATCH, DEEP = "InvalidAvro", "InvalidUtf8", "OutOfRange", "TypeMismatch", "TooDeep"
 
-SAID: dict[int, tuple[str, str]] = {
+ERRORS: dict[int, tuple[str, str]] = {
     ENDS_EARLY: (MALFORMED, "the record ends within this value"),
     LONG_VARINT: (MALFORMED, "a number has more than 64 bits"),
     NO_BOOLEAN: (MALFORMED, "a boolean is neither 0 nor 1"),
@@ -46,13 +46,13 @@ SAID: dict[int, tuple[str, str]] = {
     NO_SYMBOL: (MALFORMED, "the enum has no such symbol"),
     NO_LENGTH: (MALFORMED, "a length is negative"),
     NO_COUNT: (MALFORMED, "the count of elements is more than the record can hold"),
-    GOES_ON: (MALFORMED, "the record goes on after its last field"),
+    TRAILING_BYTES: (MALFORMED, "the record has bytes after its last field"),
     WIDE_INT: (MALFORMED, "an int has more than 32 bits"),
-    INVALID_UTF8: (UTF8, "a text is not UTF-8"),
+    INVALID_UTF8: (UTF8, "a string is not UTF-8"),
     NOT_HELD: (RANGE, "the column cannot hold this number"),
-    NO_UUID: (MISMATCH, "the text is not a UUID"),
-    NO_MOMENT: (MISMATCH, "the text is not a date or time of this type in ISO 8601"),
-    OTHER_LENGTH: (MISMATCH, "the value has another length than the column"),
+    NO_UUID: (MISMATCH, "the string is not a UUID"),
+    NO_MOMENT: (MISMATCH, "the string is not a date or time of this type in ISO 8601"),
+    OTHER_LENGTH: (MISMATCH, "the value's length differs from the column's"),
     NO_DECIMAL: (MALFORMED, "a decimal has no bytes"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     TOO_DEEP: (DEEP, "values are nested too deep"),

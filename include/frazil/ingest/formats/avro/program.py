@@ -14,20 +14,21 @@ import numpy as np
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro import operations as op
+from frazil.ingest.formats.avro.loop import Plan
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED, Numbers
+from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
 _SKIPPED = {
     "null": (op.NOTHING, 0),
-    "boolean": (op.SOME_BYTES, 1),
+    "boolean": (op.FIXED_BYTES, 1),
     "int": (op.VARINT, 0),
     "long": (op.VARINT, 0),
     "enum": (op.VARINT, 0),
-    "float": (op.SOME_BYTES, 4),
-    "double": (op.SOME_BYTES, 8),
+    "float": (op.FIXED_BYTES, 4),
+    "double": (op.FIXED_BYTES, 8),
     "bytes": (op.BLOB, 0),
     "string": (op.BLOB, 0),
 }
@@ -52,8 +53,11 @@ class Target(NamedTuple):
     path: str
 
 
-class Program:
-    """The operations of all writer schemas added so far. The arrays are replaced when a schema is added."""
+class BaseProgram:
+    """The operations of all writer schemas added so far. `plan` is replaced when a schema is added."""
+
+    _width: int
+    """Number of columns in the table of operations."""
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
         self._columns = columns
@@ -63,10 +67,52 @@ class Program:
         self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
-        self._skips: dict[int, int] = {}
-        self._kept: list[AvroType] = []
         self._symbols: dict[str, int] = {}
         self._unfit: dict[int, Fault] = {}
+        self.text = b""
+        """The symbols of all enums, concatenated."""
+        self.plan = Plan(np.zeros((0, self._width), np.int64), np.zeros(1, np.int64))
+
+    def path(self, place: int) -> str:
+        """Return the path of the column that an operation fills, or of the field that it skips."""
+        return self._paths[place]
+
+    def unfit(self, place: int) -> Fault:
+        """Return the error for a value that an operation rejects."""
+        return self._unfit[place]
+
+    def _complete_plan(self) -> None:
+        self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
+
+    def _add_row(self, kind: int, target: Target) -> int:
+        if len(self._rows) >= self._max_rows:
+            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
+        self._rows.append([0] * self._width)
+        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
+        self._paths.append(target.path)
+        return len(self._rows) - 1
+
+    def _set(self, row: int, column: int, value: int) -> None:
+        self._rows[row][column] = int(value)
+
+    def _intern_symbol(self, symbol: str) -> tuple[int, int]:
+        """Add a symbol to `text` unless it is already there. Returns its start and length."""
+        encoded = symbol.encode("utf-8", "replace")
+        if symbol not in self._symbols:
+            self._symbols[symbol] = len(self.text)
+            self.text += encoded
+        return self._symbols[symbol], len(encoded)
+
+
+class Program(BaseProgram):
+    """The operations of Avro schemas."""
+
+    _width = op.WIDTH
+
+    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+        super().__init__(schema, columns, units)
+        self._skips: dict[int, int] = {}
+        self._kept_types: list[AvroType] = []
         self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
         """Map a SPAN operation to the fields that columns take. The value's other fields become JSON text."""
@@ -74,10 +120,6 @@ class Program:
         """Operations of `spans` for numbers whose infinities are numbers too, not strings."""
         self.spans: dict[int, AvroType] = {}
         """Map a SPAN operation to the Avro type of the values that become JSON text."""
-        self.text = b""
-        """The symbols of all enums, concatenated."""
-        self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
-        self.places: Numbers = np.zeros(1, np.int64)
 
     def withhold(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
@@ -89,9 +131,9 @@ class Program:
         """
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
-        self._kept.append(written)  # `_skips` has ids of types, which must stay alive
+        self._kept_types.append(written)  # `_skips` has ids of types, which must stay alive
         try:
-            root = self._for(written, self._record)
+            root = self._add_operation(written, self._record)
         except (TooLarge, RecursionError) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
@@ -101,77 +143,68 @@ class Program:
             if isinstance(error, RecursionError):
                 raise TooLarge("its types are nested too deep") from None
             raise
-        self.ops = np.array(self._rows, np.int64)
-        self.places = np.array(self._places or [0], np.int64)
+        self._complete_plan()
         return root
 
-    def path(self, place: int) -> str:
-        """Return the path of the column that an operation fills, or of the field that it skips."""
-        return self._paths[place]
-
-    def unfit(self, place: int) -> Fault:
-        """Return the error for a value that an operation rejects."""
-        return self._unfit[place]
-
-    def _for(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
+    def _add_operation(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
         if written.kind == "union":
-            row = self._row(op.UNION, target)
-            branches = [self._for(branch, target) for branch in written.parts]
-            return self._with_places(row, branches)
+            row = self._add_row(op.UNION, target)
+            branches = [self._add_operation(branch, target) for branch in written.parts]
+            return self._set_places(row, branches)
         if written.kind == "null":
             if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
-                return self._refused(target, MISSING, "required, and the record has null")
-            return self._row(op.NULL, target)
+                return self._add_rejection(target, MISSING, "required, and the record has null")
+            return self._add_row(op.NULL, target)
         if (unit := self._units.get(target.field_id)) in (AS_JSON, AS_TEXT, JSON_IN_TEXT):
             if written.kind == "string" and (written.is_json or unit == JSON_IN_TEXT):
-                return self._row(op.TEXT, target)
-            row = self._row(op.SPAN, target)
+                return self._add_row(op.TEXT, target)
+            row = self._add_row(op.SPAN, target)
             self.spans[row] = written
             if unit == AS_TEXT and written.kind in {"float", "double"}:
                 self.numbers.add(row)
-            return self._with_places(row, [self._passed_over(written, target.path)])
+            return self._set_places(row, [self._add_skip(written, target.path)])
         match written.kind, target.kind:
             case "record", iceberg.StructType():
-                return self._record_for(written, target, target.kind)
+                return self._add_record(written, target, target.kind)
             case "array", iceberg.ListType():
                 field = target.kind.element_field
                 inside = Target(field.field_type, target.node + 1, field.field_id, f"{target.path}.element")
-                place = self._row(op.ARRAY, target)
+                place = self._add_row(op.ARRAY, target)
                 self._set(place, op.EMPTY, may_be_empty(written.parts[0]))
-                return self._with_places(place, [self._for(written.parts[0], inside)])
+                return self._set_places(place, [self._add_operation(written.parts[0], inside)])
             case "map", iceberg.MapType():
                 field = target.kind.value_field
                 inside = Target(field.field_type, target.node + 2, field.field_id, f"{target.path}.value")
-                return self._with_places(self._row(op.MAP, target), [self._for(written.parts[0], inside)])
+                return self._set_places(self._add_row(op.MAP, target), [self._add_operation(written.parts[0], inside)])
             case "enum", iceberg.StringType():
-                places = [place for symbol in written.symbols for place in self._symbol(symbol)]
-                place = self._with_places(self._row(op.ENUM, target), places)
+                places = [place for symbol in written.symbols for place in self._intern_symbol(symbol)]
+                place = self._set_places(self._add_row(op.ENUM, target), places)
                 self._set(place, op.COUNT, len(written.symbols))
                 return place
         columns = scalar(written, target.kind, self._units.get(target.field_id))
         if columns is None:
             what = "the record" if target.node == 0 else f"a column of type {target.kind}"
-            return self._refused(target, op.MISMATCH, f"Avro's {written} cannot fill {what}")
-        row = self._row(columns.pop(op.OPERATION), target)
+            return self._add_rejection(target, op.MISMATCH, f"Avro's {written} cannot fill {what}")
+        row = self._add_row(columns.pop(op.OPERATION), target)
         for column, value in columns.items():
             self._set(row, column, value)
         return row
 
-    def _record_for(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
-        place = self._whole_record(written, target, kind)
+    def _add_record(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+        place = self._add_all_fields(written, target, kind)
         if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
             return place
         # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
-        row = self._row(op.SPAN, Target(iceberg.StringType(), rest, -1, target.path))
+        row = self._add_row(op.SPAN, Target(iceberg.StringType(), rest, -1, target.path))
         self.spans[row] = written
         self.rests[row] = as_written(parts_of(kind, self._units, self._hidden), written)
-        return self._with_places(row, [place])
+        return self._set_places(row, [place])
 
-    def _whole_record(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+    def _add_all_fields(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
             field.name: Target(
-                field.field_type, int(self._columns.lists[first + i]), field.field_id, _inside(target, field.name)
+                field.field_type, int(self._columns.lists[first + i]), field.field_id, _nested_path(target, field.name)
             )
             for i, field in enumerate(kind.fields)
             if not is_rest(field, self._units)
@@ -181,62 +214,47 @@ class Program:
         for inside in unfilled:
             if self._columns.nodes[inside.node, REQUIRED]:
                 name = written.name.rpartition(".")[2]
-                return self._refused(inside, MISSING, f"required, and the written schema's {name} has no such field")
-        row = self._row(op.RECORD, target)
+                return self._add_rejection(
+                    inside, MISSING, f"required, and the written schema's {name} has no such field"
+                )
+        row = self._add_row(op.RECORD, target)
         places = [
-            self._for(part, wanted[filled[i]]) if i in filled else self._passed_over(part, _inside(target, names[0]))
+            self._add_operation(part, wanted[filled[i]])
+            if i in filled
+            else self._add_skip(part, _nested_path(target, names[0]))
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
         ]
-        self._with_places(row, places)
+        self._set_places(row, places)
         self._set(row, op.FIRST_UNFILLED, len(self._places))
         self._set(row, op.UNFILLED, len(unfilled))
         self._places += [inside.node for inside in unfilled]
         return row
 
-    def _passed_over(self, written: AvroType, path: str) -> int:
-        """Return the operation that skips a value. Each type has one such operation, because types can be recursive."""
+    def _add_skip(self, written: AvroType, path: str) -> int:
+        """Return the operation that skips a value of this type, and add it if it is missing. Types can be recursive."""
         if id(written) in self._skips:
             return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
         if written.kind in ("union", "record", "array", "map"):
             kind = {"union": op.UNION, "record": op.RECORD, "array": op.ARRAY, "map": op.MAP}[written.kind]
-            row = self._skips[id(written)] = self._row(kind, nowhere)
+            row = self._skips[id(written)] = self._add_row(kind, nowhere)
             self._set(row, op.EMPTY, written.kind == "array" and may_be_empty(written.parts[0]))
-            return self._with_places(row, [self._passed_over(part, path) for part in written.parts])
-        kind, size = _SKIPPED.get(written.kind, (op.SOME_BYTES, written.size))
-        row = self._skips[id(written)] = self._row(kind, nowhere)
+            return self._set_places(row, [self._add_skip(part, path) for part in written.parts])
+        kind, size = _SKIPPED.get(written.kind, (op.FIXED_BYTES, written.size))
+        row = self._skips[id(written)] = self._add_row(kind, nowhere)
         self._set(row, op.SIZE, size)
         return row
 
-    def _refused(self, target: Target, error_class: str, text: str) -> int:
-        row = self._row(op.REFUSED, target)
+    def _add_rejection(self, target: Target, error_class: str, text: str) -> int:
+        row = self._add_row(op.REFUSED, target)
         self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
 
-    def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._max_rows:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
-        self._rows.append([0] * op.WIDTH)
-        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
-        self._paths.append(target.path)
-        return len(self._rows) - 1
-
-    def _set(self, row: int, column: int, value: int) -> None:
-        self._rows[row][column] = int(value)
-
-    def _with_places(self, row: int, places: list[int]) -> int:
+    def _set_places(self, row: int, places: list[int]) -> int:
         self._set(row, op.FIRST, len(self._places))
         self._set(row, op.COUNT, len(places))
         self._places += places
         return row
-
-    def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Return the start and length of a symbol in `text`."""
-        text = symbol.encode("utf-8", "replace")
-        if symbol not in self._symbols:
-            self._symbols[symbol] = len(self.text)
-            self.text += text
-        return self._symbols[symbol], len(text)
 
 
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
@@ -370,5 +388,5 @@ def may_be_empty(written: AvroType) -> bool:
     return True
 
 
-def _inside(target: Target, name: str) -> str:
+def _nested_path(target: Target, name: str) -> str:
     return f"{target.path}.{name}" if target.path else name

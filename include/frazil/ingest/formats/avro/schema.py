@@ -29,7 +29,7 @@ class UnreadableSchema(Exception):
 
 
 class TooLarge(Exception):
-    """The Avro schema is valid, but too large to be compiled."""
+    """The schema is valid, but too large to be compiled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,82 +75,84 @@ def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
 
     Raises UnreadableSchema.
     """
-    parsing = _Parsing()
+    parser = _SchemaParser()
     try:
         for reference in references:
-            parsing.type_of(json.loads(reference), "")
-        return parsing.type_of(json.loads(text), "")
+            parser.parse_type(json.loads(reference), "")
+        return parser.parse_type(json.loads(text), "")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableSchema(f"{type(error).__name__}: {error}") from None
     except RecursionError:
         raise UnreadableSchema("its types are nested too deep") from None
 
 
-class _Parsing:
+class _SchemaParser:
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}
 
-    def type_of(self, declared: Any, namespace: str) -> AvroType:  # noqa: PLR0911 - one for each form
+    def parse_type(self, declared: Any, namespace: str) -> AvroType:  # noqa: PLR0911 - one for each form
         if isinstance(declared, str):
-            return self._called(declared, namespace)
+            return self._find_type(declared, namespace)
         if isinstance(declared, list):
-            return self._union(declared, namespace)
+            return self._parse_union(declared, namespace)
         if not isinstance(declared, dict):
             raise UnreadableSchema(f"{declared!r} is not a type")
         kind = declared["type"]
         match kind:
             case "record" | "error":
-                return self._record(declared, namespace)
+                return self._parse_record(declared, namespace)
             case "enum":
-                found = self._new("enum", declared, namespace)
-                found.symbols = tuple(map(_text, declared["symbols"]))
+                found = self._add_named("enum", declared, namespace)
+                found.symbols = tuple(map(_require_name, declared["symbols"]))
                 return found
             case "fixed":
-                found = self._new("fixed", declared, namespace)
-                found.size = _size(declared["size"])
-                return _with_logical(found, declared)
+                found = self._add_named("fixed", declared, namespace)
+                found.size = _require_size(declared["size"])
+                return _apply_logical(found, declared)
             case "array":
-                return AvroType("array", parts=[self.type_of(declared["items"], namespace)])
+                return AvroType("array", parts=[self.parse_type(declared["items"], namespace)])
             case "map":
-                return AvroType("map", parts=[self.type_of(declared["values"], namespace)])
+                return AvroType("map", parts=[self.parse_type(declared["values"], namespace)])
         if kind in PRIMITIVES:
-            return _with_logical(AvroType(kind), declared)
-        return self.type_of(kind, namespace)
+            return _apply_logical(AvroType(kind), declared)
+        return self.parse_type(kind, namespace)
 
-    def _called(self, name: str, namespace: str) -> AvroType:
+    def _find_type(self, name: str, namespace: str) -> AvroType:
         if name in PRIMITIVES:
             return AvroType(name)
-        for full in (_full(name, namespace), name):
+        for full in (_full_name(name, namespace), name):
             if full in self._named:
                 return self._named[full]
         raise UnreadableSchema(f"it refers to the type {name}, which it does not define")
 
-    def _union(self, declared: list[Any], namespace: str) -> AvroType:
-        branches = [self.type_of(branch, namespace) for branch in declared]
+    def _parse_union(self, declared: list[Any], namespace: str) -> AvroType:
+        branches = [self.parse_type(branch, namespace) for branch in declared]
         if not branches or any(branch.kind == "union" for branch in branches):
             raise UnreadableSchema("a union is empty, or directly inside another one")
         return AvroType("union", parts=branches)
 
-    def _record(self, declared: dict[str, Any], namespace: str) -> AvroType:
-        found = self._new("record", declared, namespace)
+    def _parse_record(self, declared: dict[str, Any], namespace: str) -> AvroType:
+        found = self._add_named("record", declared, namespace)
         inside = found.name.rpartition(".")[0]
         fields = declared["fields"]
-        found.fields = tuple((_text(one["name"]), *map(_text, one.get("aliases", ()))) for one in fields)
+        found.fields = tuple(
+            (_require_name(one["name"]), *map(_require_name, one.get("aliases", ()))) for one in fields
+        )
         if len({names[0] for names in found.fields}) < len(fields):
             raise UnreadableSchema(f"the record {found.name} has a field twice")
         for one in fields:
-            found.parts.append(self.type_of(one["type"], inside))
+            found.parts.append(self.parse_type(one["type"], inside))
         return found
 
-    def _new(self, kind: str, declared: dict[str, Any], namespace: str) -> AvroType:
-        full = _full(_text(declared["name"]), declared.get("namespace", namespace))
+    def _add_named(self, kind: str, declared: dict[str, Any], namespace: str) -> AvroType:
+        full = _full_name(_require_name(declared["name"]), declared.get("namespace", namespace))
         if full in self._named:
             raise UnreadableSchema(f"it has the type {full} twice")
         found = self._named[full] = AvroType(kind, name=full)
         return found
 
 
-def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
+def _apply_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
     """Apply the declared logical type. Unknown and invalid logical types are ignored."""
     found.is_json = declared.get("connect.name") == JSON_NAME
     logical = declared.get("logicalType")
@@ -164,17 +166,17 @@ def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
     return found
 
 
-def _full(name: str, namespace: str) -> str:
+def _full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _text(value: object) -> str:
+def _require_name(value: object) -> str:
     if not isinstance(value, str):
         raise UnreadableSchema(f"{value!r} is not a name")
     return value
 
 
-def _size(value: object) -> int:
+def _require_size(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
         raise UnreadableSchema(f"{value!r} is not a size")
     return value

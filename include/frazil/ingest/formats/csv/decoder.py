@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 PIECE_BYTES = 8 * 2**20
-"""Approximate size of the JSON that is written at once."""
+"""Size of the memory for JSON text. A chunk with more JSON is decoded in parts."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 
@@ -33,13 +33,15 @@ class CsvDecoder:
         self._line = Line(declared)
         fields = {field.name: field for field in schema.fields}
         wanted = [fields.get(name) for name in declared.columns]
-        self._kinds = np.array([_kind(field, units) for field in wanted], np.int64)
-        names = [b"" if field is None else b",%s:" % _quoted(field.name) for field in wanted]
-        self._name_ends = np.cumsum([0, *map(len, names)])
-        self._names = np.frombuffer(b"".join(names), np.uint8)
-        self._null = np.frombuffer(declared.null.encode(), np.uint8)
-        self._delimiter = ord(declared.delimiter)
-        self._quote = -1 if declared.quote is None else ord(declared.quote)
+        names = [b"" if field is None else b",%s:" % _quote(field.name) for field in wanted]
+        self._format = loop.LineFormat(
+            np.frombuffer(b"".join(names), np.uint8),
+            np.cumsum([0, *map(len, names)]),
+            np.array([_kind(field, units) for field in wanted], np.int64),
+            np.frombuffer(declared.null.encode(), np.uint8),
+            ord(declared.delimiter),
+            -1 if declared.quote is None else ord(declared.quote),
+        )
         self._room = np.empty(PIECE_BYTES, np.uint8)
 
     def __call__(self, chunk: Chunk) -> Decoded:
@@ -47,32 +49,27 @@ class CsvDecoder:
         values = chunk.values
         parts, done = [], 0
         while done < len(values):
-            until, part = self._part(values, done)
+            until, part = self._decode_part(values, done)
             parts.append(part)
             done = until
         return joined(parts) if parts else self._decode(chunk)
 
-    def _part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
+    def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
         """Decode records from index `first` on, as many as fit into the memory for their JSON.
 
         Returns the index after the last decoded record, and the result.
         """
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
-        until, needed = loop.as_objects(
+        until, needed = loop.write_objects(
             *fixed(values),
             first,
-            self._names,
-            self._name_ends,
-            self._kinds,
-            self._null,
-            self._delimiter,
-            self._quote,
+            self._format,
             self._room,
             places,
             outcomes,
         )
         if needed:
-            return self._with_room(needed, values, first)
+            return self._decode_large(needed, values, first)
         valid = first + np.flatnonzero(outcomes[first:until] == VALID)
         at = invalid_utf8(values.take(valid))
         good = valid[at < 0]
@@ -88,11 +85,14 @@ class CsvDecoder:
         ]
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
-    def _with_room(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode only the record `first`, whose JSON needs more memory than usual. Releases this memory afterwards."""
+    def _decode_large(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
+        """Decode only the record `first`, whose JSON needs more memory than usual, and release this memory.
+
+        Returns the index after the record, and the result.
+        """
         usual, self._room = self._room, np.empty(needed, np.uint8)
         try:
-            _, part = self._part(values[first : first + 1], 0)
+            _, part = self._decode_part(values[first : first + 1], 0)
         finally:
             self._room = usual
         return first + 1, part.moved(np.array([first]))
@@ -108,6 +108,6 @@ def _kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
     return loop.NUMBER if isinstance(field.field_type, _NUMBERS) or field.field_id in units else loop.TRIMMED
 
 
-def _quoted(name: str) -> bytes:
+def _quote(name: str) -> bytes:
     text: str = json.dumps(name, ensure_ascii=False)
     return text.encode()

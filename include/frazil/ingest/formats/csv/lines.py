@@ -1,4 +1,4 @@
-"""Reads single lines for error texts: explains why a line is rejected, and quotes the value of a field."""
+"""Reads individual lines for error texts: explains why a line is rejected, and quotes the value of a field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class Line:
-    """Reads single lines of one format."""
+    """Reads individual lines of one format."""
 
     def __init__(self, declared: CsvFormat) -> None:
         self._columns = declared.columns

@@ -7,12 +7,8 @@ A field is thus converted to a column's value by the same rules as a JSON string
 
 from __future__ import annotations
 
-from functools import partial
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from frazil.ingest.compiled import compiled
 from frazil.ingest.formats.csv.lines import (
     AFTER_QUOTE,
     EMPTY,
@@ -22,22 +18,33 @@ from frazil.ingest.formats.csv.lines import (
     VALID,
     WRONG_COUNT,
 )
-from frazil.ingest.formats.json.scan import number_end
+from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.scan import Octets, loop, number_end
 
 # Kinds of JSON values as which a field is written.
 SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
-_LONG = 4096
+_MAX_ESTIMATED_BYTES = 4096
 """Maximum size (bytes) of a record for which the size of its JSON is estimated. Above this, it is counted."""
 
-Octets = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
-loop = partial(compiled, allocates=False)
+
+class LineFormat(NamedTuple):
+    """The declared format of lines, and the fields' names and kinds."""
+
+    names: Octets
+    """The text before each field's value in JSON, concatenated."""
+    name_ends: Numbers
+    kinds: Numbers
+    null: Octets
+    """The text of a null."""
+    delimiter: int
+    quote: int
+    """-1 if fields cannot be quoted."""
 
 
 @loop
-def escaped(c: int, to: Octets, at: int) -> int:
+def write_escaped(c: int, to: Octets, at: int) -> int:
     """Write one byte of a string's content, escaped if necessary. Returns the position after it."""
     if c in (_QUOTE, _BACKSLASH):
         to[at] = _BACKSLASH
@@ -52,9 +59,9 @@ def escaped(c: int, to: Octets, at: int) -> int:
 
 
 @loop
-def room_of(b: Octets, p: int, end: int) -> int:
+def max_json_bytes(b: Octets, p: int, end: int) -> int:
     """Return an upper bound for the number of bytes that a record's fields need as JSON."""
-    if end - p <= _LONG:
+    if end - p <= _MAX_ESTIMATED_BYTES:
         return 6 * (end - p)
     room = end - p
     while p < end:
@@ -67,7 +74,7 @@ def room_of(b: Octets, p: int, end: int) -> int:
 
 
 @loop
-def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
+def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
     """Write a field as a JSON number, without leading + or zeros. Returns the position after it.
 
     Returns `at` if the field is not a number.
@@ -91,7 +98,7 @@ def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 
 @loop
-def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
+def write_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
     """Write a field as a JSON boolean: `true` or `false` in any case, 1 or 0. Returns the position after it.
 
     Returns `at` for any other field.
@@ -117,7 +124,7 @@ def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 
 @loop
-def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
+def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
     """Write a field that is not null as a JSON value. Returns the position after it."""
     if kind != TEXT:
         while p < end and (b[p] == _SPACE or b[p] == _TAB):
@@ -125,14 +132,14 @@ def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool,
         while p < end and (b[end - 1] == _SPACE or b[end - 1] == _TAB):
             end -= 1
     if kind >= NUMBER and p < end:
-        done = as_number(b, p, end, to, at) if kind == NUMBER else as_boolean(b, p, end, to, at)
+        done = write_number(b, p, end, to, at) if kind == NUMBER else write_boolean(b, p, end, to, at)
         if done > at:
             return done
     to[at] = _QUOTE
     at += 1
     while p < end:
         c = b[p]
-        at = escaped(c, to, at)
+        at = write_escaped(c, to, at)
         p += 2 if is_quoted and c == quote else 1
     to[at] = _QUOTE
     return at + 1
@@ -177,20 +184,16 @@ def line_end(b: Octets, p: int, end: int) -> int:
 
 
 @loop
-def as_object(
+def write_object(
     b: Octets,
     p: int,
     end: int,
-    names: Octets,
-    name_ends: Numbers,
-    kinds: Numbers,
-    null: Octets,
-    delimiter: int,
-    quote: int,
+    line_format: LineFormat,
     to: Octets,
     at: int,
 ) -> tuple[int, int]:
     """Write one record as a JSON object. Returns the position after it, and the record's outcome code."""
+    names, name_ends, kinds, null, delimiter, quote = line_format
     begin, fields, f = at, len(kinds), 0
     while True:
         if f == fields:
@@ -204,7 +207,7 @@ def as_object(
             for q in range(name_ends[f], name_ends[f + 1]):
                 to[at] = names[q]
                 at += 1
-            at = written(b, content, p, kinds[f], quote, is_quoted, to, at)
+            at = write_field(b, content, p, kinds[f], quote, is_quoted, to, at)
         f += 1
         if is_quoted:
             p += 1
@@ -222,17 +225,12 @@ def as_object(
 
 
 @loop
-def as_objects(
+def write_objects(
     data: Octets,
     starts: Numbers,
     lengths: Numbers,
     first: int,
-    names: Octets,
-    name_ends: Numbers,
-    kinds: Numbers,
-    null: Octets,
-    delimiter: int,
-    quote: int,
+    line_format: LineFormat,
     to: Octets,
     places: Numbers,
     outcomes: Octets,
@@ -247,13 +245,13 @@ def as_objects(
     while record < len(starts):
         p = starts[record]
         end = p + max(lengths[record], 0)
-        needed = len(names) + 2 * len(kinds) + 3 + room_of(data, p, end)
+        needed = len(line_format.names) + 2 * len(line_format.kinds) + 3 + max_json_bytes(data, p, end)
         if at + needed > len(to):
             return record, needed if at == 0 else 0
         end = line_end(data, p, end)
         done, outcome = at, EMPTY if lengths[record] >= 0 else NO_VALUE
         if p < end:
-            done, outcome = as_object(data, p, end, names, name_ends, kinds, null, delimiter, quote, to, at)
+            done, outcome = write_object(data, p, end, line_format, to, at)
         outcomes[record] = outcome
         if outcome == VALID:
             places[0, record], places[1, record] = at, done - at

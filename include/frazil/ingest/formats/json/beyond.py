@@ -11,7 +11,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.record import RecordReader, Row
-from frazil.ingest.formats.json.text import Refused, stripped, without_specials
+from frazil.ingest.formats.json.text import RecordError, stripped, without_specials
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.schema_drift import (
     CROWD,
@@ -34,35 +34,35 @@ _MAX_REFUSED = 1000
 
 
 class BeyondSchema:
-    """Examines single records for fields and types that the schema does not have."""
+    """Examines individual records for fields and types that the schema does not have."""
 
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
     ) -> None:
         self._schema, self._units, self._widening, self._within = schema, units, widening, within
-        self._fields = _Known.of(schema).at(within[0].path)
+        self._fields = _FieldTree.from_type(schema).at(within[0].path)
         self._readers: dict[Widening, RecordReader] = {}
 
-    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
+    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
         """Return the fields and types that the schema needs to hold these records. `read` has each record's result."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
-        valid = [value for value, row in found if not isinstance(row, Refused)]
+        valid = [value for value, row in found if not isinstance(row, RecordError)]
         records = 0
         new: dict[Path, FoundType] = {}
         for value in valid:
             here = self.new([value])
             records += bool(here)
-            _add(new, here.items())
-        refused = [value for value, row in found if isinstance(row, Refused)][:_MAX_REFUSED]
-        parts = [self._wider(value) for value in refused] if self._widening else []
+            _merge_into(new, here.items())
+        refused = [value for value, row in found if isinstance(row, RecordError)][:_MAX_REFUSED]
+        parts = [self._find_widening(value) for value in refused] if self._widening else []
         return joined_drift([SchemaDrift(new, records=records), *parts])
 
     def new(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
         """Map the path of each field that is not a column to its type. The records must be valid."""
         found: dict[Path, FoundType] = {}
         for value in values:
-            for part in self._parts(_parsed(value)):
-                _add(found, _new(part, self._fields, ()))
+            for part in self._parts(_parse(value)):
+                _merge_into(found, _new_fields(part, self._fields, ()))
         return found
 
     def _parts(self, record: object) -> Iterator[object]:
@@ -74,53 +74,53 @@ class BeyondSchema:
             if not part.beside or (isinstance(around, dict) and around.get(part.beside) in part.values):
                 yield found
 
-    def _wider(self, value: bytes) -> SchemaDrift:
+    def _find_widening(self, value: bytes) -> SchemaDrift:
         """Return the column changes with which a rejected record becomes a row; empty if no changes suffice."""
-        record = _parsed(value)
+        record = _parse(value)
         if not any(True for _ in self._parts(record)):
             return SchemaDrift()
-        wanted = demanded(record, self._schema)
-        if wanted == NOTHING:
+        wanted = required_widening(record, self._schema)
+        if wanted == UNCHANGED:
             return SchemaDrift()
         if (reader := self._readers.get(wanted)) is None:
-            reader = self._readers[wanted] = RecordReader(widened(self._schema, wanted), self._units)
-        if isinstance(reader(value), Refused):
+            reader = self._readers[wanted] = RecordReader(apply_widening(self._schema, wanted), self._units)
+        if isinstance(reader(value), RecordError):
             return SchemaDrift()
         return SchemaDrift(wider=dict(wanted.wider), optional=wanted.optional).within(self._within)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Map the names of a type's fields to their own fields. A list's entries are named `element`, a map's `value`."""
+class _FieldTree:
+    """The field names of a type, as a tree. A list has the child `element`, a map the child `value`."""
 
-    fields: Mapping[str, _Known]
+    fields: Mapping[str, _FieldTree]
     entries: str = ""
 
     @classmethod
-    def of(cls, kind: iceberg.IcebergType) -> _Known:
+    def from_type(cls, kind: iceberg.IcebergType) -> _FieldTree:
         match kind:
             case iceberg.StructType():
-                return cls({field.name: cls.of(field.field_type) for field in kind.fields})
+                return cls({field.name: cls.from_type(field.field_type) for field in kind.fields})
             case iceberg.ListType():
-                return cls({"element": cls.of(kind.element_type)}, "element")
+                return cls({"element": cls.from_type(kind.element_type)}, "element")
             case iceberg.MapType():
-                return cls({"value": cls.of(kind.value_type)}, "value")
+                return cls({"value": cls.from_type(kind.value_type)}, "value")
         return cls({})
 
-    def at(self, path: Path) -> _Known:
+    def at(self, path: Path) -> _FieldTree:
         found = self
         for name in path:
             found = found.fields[name]
         return found
 
 
-def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, FoundType]]:
+def _new_fields(value: object, known: _FieldTree, path: Path) -> Iterator[tuple[Path, FoundType]]:
     if known.entries:
         inside = known.fields[known.entries]
         parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
         if inside.fields:
             for part in parts:
-                yield from _new(part, inside, (*path, known.entries))
+                yield from _new_fields(part, inside, (*path, known.entries))
     elif isinstance(value, dict) and (known.fields or not path):
         new = {}
         for name, part in value.items():
@@ -128,18 +128,18 @@ def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Found
                 if part is not None:
                     new[name] = part
             elif field.fields:
-                yield from _new(part, field, (*path, name))
+                yield from _new_fields(part, field, (*path, name))
         if len(new) > MAX_OBJECT_FIELDS:
             new = {CROWD: ""}
         yield from (((*path, name), type_of_value(part)) for name, part in new.items())
 
 
-def _add(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
+def _merge_into(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
     for path, found_type in more:
         found[path] = merged(found.get(path), found_type)
 
 
-def _parsed(value: bytes | None) -> object:
+def _parse(value: bytes | None) -> object:
     """Return the record parsed without a schema; None if the parser rejects it."""
     try:
         text = stripped(value)
@@ -147,7 +147,7 @@ def _parsed(value: bytes | None) -> object:
             return _untyped(text)
         except msgspec.DecodeError:
             return _untyped(without_specials(text))
-    except (Refused, msgspec.DecodeError, RecursionError):
+    except (RecordError, msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -163,14 +163,14 @@ class Widening:
     optional: frozenset[Path] = frozenset()
 
 
-NOTHING = Widening()
+UNCHANGED = Widening()
 
 
-def demanded(value: object, schema: iceberg.StructType) -> Widening:
+def required_widening(value: object, schema: iceberg.StructType) -> Widening:
     """Return the changes to the schema that a parsed record requires. Even with them, the record may be invalid."""
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
-    for path, kind in _struct(value, schema, ()):
+    for path, kind in _struct_changes(value, schema, ()):
         if kind is None:
             optional.add(path)
         else:
@@ -178,29 +178,29 @@ def demanded(value: object, schema: iceberg.StructType) -> Widening:
     return Widening(frozenset(wider.items()), frozenset(optional))
 
 
-def _struct(value: object, schema: iceberg.StructType, path: Path) -> Iterator[tuple[Path, str | None]]:
+def _struct_changes(value: object, schema: iceberg.StructType, path: Path) -> Iterator[tuple[Path, str | None]]:
     if not isinstance(value, dict):
         return
     for field in schema.fields:
         part, here = value.get(field.name), (*path, field.name)
         if part is not None:
-            yield from _value(part, field.field_type, here)
+            yield from _value_changes(part, field.field_type, here)
         elif field.required:
             yield here, None
 
 
-def _value(value: Any, kind: iceberg.IcebergType, path: Path) -> Iterator[tuple[Path, str | None]]:
+def _value_changes(value: Any, kind: iceberg.IcebergType, path: Path) -> Iterator[tuple[Path, str | None]]:
     match kind:
         case iceberg.StructType():
-            yield from _struct(value, kind, path)
+            yield from _struct_changes(value, kind, path)
         case iceberg.ListType() if isinstance(value, list):
             for part in value:
                 if part is not None:
-                    yield from _value(part, kind.element_type, (*path, "element"))
+                    yield from _value_changes(part, kind.element_type, (*path, "element"))
         case iceberg.MapType() if isinstance(value, dict):
             for part in value.values():
                 if part is not None:
-                    yield from _value(part, kind.value_type, (*path, "value"))
+                    yield from _value_changes(part, kind.value_type, (*path, "value"))
         case iceberg.IntegerType() if type(value) is int and value not in _INTS and value in _LONGS:
             yield path, "long"
         case iceberg.FloatType() if isinstance(value, int | float) and not isinstance(value, bool) and _beyond(value):
@@ -219,7 +219,7 @@ def _beyond(number: float) -> bool:
     return False
 
 
-def widened(schema: iceberg.StructType, by: Widening) -> iceberg.StructType:
+def apply_widening(schema: iceberg.StructType, by: Widening) -> iceberg.StructType:
     """Return the schema with these columns wider or optional. Field ids stay the same."""
     kinds = dict(by.wider)
 

@@ -27,7 +27,7 @@ from frazil.ingest.formats.json.record import RecordReader, Row, names, names_of
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.scan import room
-from frazil.ingest.formats.json.text import Refused
+from frazil.ingest.formats.json.text import RecordError
 from frazil.ingest.formats.json.types import Units, check_supported, depth
 from frazil.ingest.formats.other_events import is_other_event
 from frazil.ingest.no_rows import no_rows
@@ -74,13 +74,13 @@ class JsonDecoder:
     def __call__(self, chunk: Chunk) -> Decoded:
         """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
-        sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._drift(chunk))
+        sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
         if len(sure.kept) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
-        return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
+        return joined([sure, self._read_singly([*chunk.values.take(places)], places.tolist())])
 
-    def _drift(self, chunk: Chunk) -> SchemaDrift:
+    def _find_drift(self, chunk: Chunk) -> SchemaDrift:
         """Return the new fields of records that the loop read, and count those in which no field fills a column."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
@@ -93,29 +93,29 @@ class JsonDecoder:
             self._columns.find_new_keys()
         return joined_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
-    def _unknown(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
+    def _count_unknown(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
         """Count the records, among those read one by one, in which no field fills a column."""
         found: list[Collection[str]] = []
         for value, row in zip(values, read, strict=True):
-            if not self._names or (isinstance(row, Refused) and row.error_class != "MissingRequired"):
+            if not self._names or (isinstance(row, RecordError) and row.error_class != "MissingRequired"):
                 continue
             if self._names.isdisjoint(some := names_of(value)):
                 found.append(some)
         return SchemaDrift(unknown=len(found), names=some_names(n for some in found[:MAX_NAMES] for n in some))
 
-    def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
+    def _read_singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
         """Read messages one by one. `places` are their positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
         read = self._record.each(values)
         for place, found in zip(places, read, strict=True):
-            if isinstance(found, Refused):
+            if isinstance(found, RecordError):
                 rejections.append(Rejection(place, found.error_class, found.error))
             else:
                 rows.append(found)
                 kept.append(place)
-        drift = self._unknown(values, read)
+        drift = self._count_unknown(values, read)
         if self._beyond is not None:
             drift = joined_drift([drift, self._beyond(values, read)])
         columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)

@@ -8,8 +8,7 @@ import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder, joined
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
+from frazil.ingest.decode import Decoded, EventDecoder, Rejection, WrappingDecoder, joined
 
 FRAME_BYTES = 5
 
@@ -19,19 +18,8 @@ def content(record: bytes) -> bytes:
     return record[FRAME_BYTES:]
 
 
-class FramedDecoder:
+class FramedDecoder(WrappingDecoder):
     """Decodes the content of framed values. A value without a frame is rejected."""
-
-    def __init__(self, decode: Decoder) -> None:
-        self._decode = decode
-
-    def withhold(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
-
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)
@@ -43,7 +31,7 @@ class FramedDecoder:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
-        there = values.lengths >= 0
+        has_value = values.lengths >= 0
         framed = values.lengths >= FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
         inside = BinaryColumn(
@@ -51,16 +39,16 @@ class FramedDecoder:
             np.where(framed, values.starts + FRAME_BYTES, values.starts),
             np.where(framed, values.lengths - FRAME_BYTES, values.lengths),
         )
-        bare = np.flatnonzero(there & ~framed)
+        bare = np.flatnonzero(has_value & ~framed)
         if not len(bare):
             return self._decode(Chunk.of_column(inside))
-        rest = np.flatnonzero(~there | framed)
+        rest = np.flatnonzero(~has_value | framed)
         decoded = self._decode(Chunk.of_column(inside.take(rest))).moved(rest)
-        rejections = [Rejection(place, "NotFramed", _instead(values[place] or b"")) for place in bare.tolist()]
+        rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
         return joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
 
-def _instead(value: bytes) -> str:
+def _not_framed_text(value: bytes) -> str:
     what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
         f"the value {what}, and source.format is {{type: json, framing: confluent}}: write it with the serializer of "

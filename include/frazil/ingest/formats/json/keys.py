@@ -37,7 +37,7 @@ class KeysGivenTwice:
         ).decode
         names = list(_names(schema))
         plain = len(set(names)) == len(names) and all(map(_PLAIN_NAME.fullmatch, names))
-        self._quoted = [f'"{n}"'.encode() for n in sorted(names)] if plain and not _repeats_names(schema) else None
+        self._quoted = [f'"{n}"'.encode() for n in sorted(names)] if plain and not _may_repeat_names(schema) else None
         self._keys = [(name, f'"{name}":'.encode()) for name in sorted(names)]
         self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner(schema))
 
@@ -50,25 +50,26 @@ class KeysGivenTwice:
             if max_keys == len(parsed) - parsed.count(None) or max_keys == len(_distinct(text)):
                 return None
         if self._quoted is not None and (plain := _without_escapes(text)) is not None:
-            if self._flat and plain.count(b"{") == 1 and (found := self._first_twice(plain)) is not None:
+            if self._flat and plain.count(b"{") == 1 and (found := self._find_duplicate(plain)) is not None:
                 return found
-            if self._each_name_once(plain):
+            if self._has_unique_names(plain):
                 return None
-        return _repeated_key(self._decode(text.decode()), self._schema)
+        return _duplicate_path(self._decode(text.decode()), self._schema)
 
-    def in_refused(self, text: bytes) -> str | None:
+    def in_rejected(self, text: bytes) -> str | None:
         """Like `__call__`, but for a record that the parser rejected. Also returns None if the text is not JSON."""
-        if self._quoted and (plain := _without_escapes(text)) is not None and self._each_name_once(plain):
+        if self._quoted and (plain := _without_escapes(text)) is not None and self._has_unique_names(plain):
             return None
         try:
-            return _repeated_key(self._decode(without_specials(text).decode()), self._schema)
+            return _duplicate_path(self._decode(without_specials(text).decode()), self._schema)
         except ValueError:
             return None
 
-    def _each_name_once(self, plain: bytes) -> bool:
+    def _has_unique_names(self, plain: bytes) -> bool:
+        """Return whether the text has each name of the schema at most once, as a key or as a value."""
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
-    def _first_twice(self, text: bytes) -> str | None:
+    def _find_duplicate(self, text: bytes) -> str | None:
         """Return the first name that certainly occurs twice as a key of a flat object; None if no name certainly does.
 
         Keys with white space before the colon are not counted.
@@ -101,7 +102,7 @@ def _without_escapes(text: bytes) -> bytes | None:
     return text
 
 
-def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
+def _duplicate_path(value: Any, kind: iceberg.IcebergType) -> str | None:
     """Return the path of the first duplicate key in a value of this type; None if no key is duplicated.
 
     Fields outside the schema are ignored. Keys may be empty, and so may paths.
@@ -111,28 +112,28 @@ def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
         case iceberg.StructType() if isinstance(value, _Pairs):
             fields = {field.name: field.field_type for field in kind.fields}
             known = [(key, part) for key, part in value if key in fields]
-            if (repeated := _repeated([key for key, _ in known])) is not None:
+            if (repeated := _first_duplicate([key for key, _ in known])) is not None:
                 return repeated
             parts = ((key, part, fields[key]) for key, part in known)
         case iceberg.StructType() if isinstance(value, list) and all(f.name.isdecimal() for f in kind.fields):
             parts = ((f.name, value[int(f.name)], f.field_type) for f in kind.fields if int(f.name) < len(value))
         case iceberg.MapType() if isinstance(value, _Pairs):
-            if (repeated := _repeated([key for key, _ in value])) is not None:
+            if (repeated := _first_duplicate([key for key, _ in value])) is not None:
                 return f"key {repeated[:64]!r}"
             parts = (("value", part, kind.value_type) for _, part in value)
         case iceberg.ListType() if isinstance(value, list):
             parts = (("element", part, kind.element_type) for part in value)
         case _:
             return None
-    found = ((name, _repeated_key(part, inner)) for name, part, inner in parts)
+    found = ((name, _duplicate_path(part, inner)) for name, part, inner in parts)
     return next((f"{name}.{path}" for name, path in found if path is not None), None)
 
 
-def _repeated(keys: list[str]) -> str | None:
+def _first_duplicate(keys: list[str]) -> str | None:
     return None if len(set(keys)) == len(keys) else next(a for a, b in pairwise(sorted(keys)) if a == b)
 
 
-def _repeats_names(schema: iceberg.StructType) -> bool:
+def _may_repeat_names(schema: iceberg.StructType) -> bool:
     """Return whether a valid record may repeat a field's name: in lists of structs, or as the key of a map."""
     lists = [kind for kind in inner(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner(kind))

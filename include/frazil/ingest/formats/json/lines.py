@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, RestDecoder, first_places, joined, whole_records
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
+from frazil.ingest.decode import Decoded, Rejection, WrappingDecoder, first_places, joined, whole_records
 
 MAX_LINES = 100_000
 """Maximum number of lines per record. Without it, a record of newlines would need many times its size in memory."""
-LINES_AT_ONCE = 500_000
-"""Approximate number of lines decoded at once. For short lines, the positions take more memory than the text."""
+TARGET_LINES = 500_000
+"""Approximate number of lines decoded together. For short lines, the positions take more memory than the text."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
 
 
-class LinesDecoder:
+class LinesDecoder(WrappingDecoder):
     """Decodes each line like a record. If a line is rejected, its whole record becomes one rejection without rows."""
-
-    def __init__(self, decode: Decoder) -> None:
-        self._decode = decode
-
-    def withhold(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
-
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
-        breaks = _breaks(values)
+        breaks = _count_newlines(values)
         too_many = np.flatnonzero(breaks >= MAX_LINES)
         parts = [self._part(values.take(places)).moved(places) for places in _groups(breaks)]
         nothing = self._decode(Chunk.of_values([]))
@@ -48,14 +36,14 @@ class LinesDecoder:
         return joined([Decoded(nothing.rows, nothing.kept, rejections), *parts])
 
     def _part(self, values: BinaryColumn) -> Decoded:
-        lines, record = _lines(values)
+        lines, record = _split_lines(values)
         is_blank = np.ones(len(values), np.bool_)
         is_blank[record] = False
         blank = np.flatnonzero(is_blank)
         # Null, empty and blank records go to the decoder, for its error messages.
         record = np.concatenate([record, blank])
         number = np.arange(len(record)) - first_places(record)
-        decoded = self._decode(Chunk.of_column(_both(lines, values.take(blank))))
+        decoded = self._decode(Chunk.of_column(_concatenate(lines, values.take(blank))))
         order = np.argsort(decoded.kept, kind="stable")
         kept, rows = decoded.kept[order], decoded.rows
         if not (order == np.arange(len(order))).all():
@@ -69,16 +57,16 @@ class LinesDecoder:
         return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.drift))
 
 
-def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
+def _count_newlines(values: BinaryColumn) -> NDArray[np.int64]:
     """Return the number of newlines in each record."""
-    there = np.flatnonzero(values.lengths > 0)
+    filled = np.flatnonzero(values.lengths > 0)
     found = np.zeros(len(values), np.int64)
-    if len(there):
-        found[there] = _summed(values.data == _NEWLINE, values.starts[there], values.lengths[there])
+    if len(filled):
+        found[filled] = _count_marks(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
     return found
 
 
-def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _count_marks(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of true marks in each slice, given its start and length. No slice may be empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
@@ -90,16 +78,16 @@ def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArra
 def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield groups of records to decode together, as positions. Records with too many lines are left out."""
     places = np.flatnonzero(breaks < MAX_LINES)
-    group = np.cumsum(breaks[places] + 1) // LINES_AT_ONCE
+    group = np.cumsum(breaks[places] + 1) // TARGET_LINES
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
 
 
-def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
+def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
     """Return the non-blank lines, in the order of their records, and the index of each line's record."""
-    there = np.flatnonzero(values.lengths > 0)
-    low = values.starts[there]
+    filled = np.flatnonzero(values.lengths > 0)
+    low = values.starts[filled]
     order = np.argsort(low, kind="stable")
-    low, high = low[order], (low + values.lengths[there])[order]
+    low, high = low[order], (low + values.lengths[filled])[order]
     window = (int(low[0]), int(high.max())) if len(low) else (0, 0)
     breaks = np.flatnonzero(values.data[slice(*window)] == _NEWLINE) + window[0]
     of = np.searchsorted(low, breaks, "right") - 1
@@ -109,19 +97,19 @@ def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
     begins = np.concatenate([low, breaks + 1])
     ends = np.concatenate([high, breaks])
     by_begin = np.lexsort((begins, record))
-    begins, ends, record = begins[by_begin], ends[np.lexsort((ends, record))], there[order][record[by_begin]]
+    begins, ends, record = begins[by_begin], ends[np.lexsort((ends, record))], filled[order][record[by_begin]]
     some = np.flatnonzero(ends > begins)
     inked = ~_IS_WHITE[values.data[begins[some]]]
     if not inked.all():
         odd = some[~inked]
         is_ink = ~_IS_WHITE[values.data[slice(*window)]]
-        inked[~inked] = _summed(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
+        inked[~inked] = _count_marks(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
     some = some[inked]
     some = some[np.argsort(record[some], kind="stable")]
     return BinaryColumn(values.data, begins[some], (ends - begins)[some]), record[some]
 
 
-def _both(lines: BinaryColumn, others: BinaryColumn) -> BinaryColumn:
+def _concatenate(lines: BinaryColumn, others: BinaryColumn) -> BinaryColumn:
     """Concatenate two columns that share one buffer."""
     return BinaryColumn(
         lines.data, np.concatenate([lines.starts, others.starts]), np.concatenate([lines.lengths, others.lengths])

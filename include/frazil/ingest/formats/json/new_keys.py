@@ -21,9 +21,9 @@ FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
 """Maximum number of keys that are sampled. Other keys are sampled later, after these have become columns."""
-SAMPLES = 256
-"""Number of records sampled per key. For objects and arrays it is SAMPLES_NESTED, because some may be partly empty."""
-SAMPLES_NESTED = 4096
+MAX_SAMPLES = 256
+"""Maximum number of sampled records per key. For objects and arrays, which may be partly empty, see the next limit."""
+MAX_NESTED_SAMPLES = 4096
 
 
 def memory(*, on: bool) -> Numbers:
@@ -61,6 +61,6 @@ def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, se
             seen[FIRST_KEY + 2 * slot] = hashed
             break
         slot = (slot + 1) & (SLOTS - 1)
-    if seen[FIRST_KEY + 2 * slot + 1] < (SAMPLES_NESTED if nested else SAMPLES):
+    if seen[FIRST_KEY + 2 * slot + 1] < (MAX_NESTED_SAMPLES if nested else MAX_SAMPLES):
         seen[FIRST_KEY + 2 * slot + 1] += 1
         seen[SAMPLED] = 1

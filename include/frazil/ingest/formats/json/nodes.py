@@ -91,7 +91,7 @@ class Nodes(NamedTuple):
     names: NDArray[np.uint8]
 
 
-def hashed(name: bytes) -> int:
+def hash_name(name: bytes) -> int:
     value = len(name)
     for octet in name:
         value = (value * 31 + octet) & 0xFFFFFFFF
@@ -103,12 +103,12 @@ def nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = (
 
     A struct's children are in field order. A list has one child; a map has two, its key and its value.
     """
-    made = _Making(units, hidden)
+    made = _NodeBuilder(units, hidden)
     made.add(schema, -1, required=True, domain=0)
     return made.nodes()
 
 
-class _Making:
+class _NodeBuilder:
     def __init__(self, units: Units, hidden: Collection[Path]) -> None:
         self._units, self._hidden = units, hidden
         self._domains = 1
@@ -173,11 +173,11 @@ class _Making:
         found, names = [k for k, _ in called], [name for _, name in called]
         if len(found) < len(every):
             row[LEFT] = next(k for k in every if k not in found)
-            self._keep(node, parts_of(kind, self._units, self._hidden))
+            self._mark_rest(node, parts_of(kind, self._units, self._hidden))
         size = 1 << (2 * len(names)).bit_length()
         slots = [-1] * size
         for child, name in zip(found, names, strict=True):
-            slot = hashed(name) % size
+            slot = hash_name(name) % size
             while slots[slot] >= 0:
                 slot = (slot + 1) % size
             slots[slot] = child
@@ -196,14 +196,14 @@ class _Making:
         row[SLOTS], row[MASK] = len(self._lists), max(every)
         self._lists += [every.get(index, -1) for index in range(1 + max(every))]
 
-    def _keep(self, node: int, part: Part | None) -> None:
+    def _mark_rest(self, node: int, part: Part | None) -> None:
         """Mark the parts of a container that go to a REST."""
         if part is None:
             return
         row = self._rows[node]
         row[KEEPS] = 1
         if isinstance(part, Entries):
-            self._keep(node + 1 + part.is_map, part.each)
+            self._mark_rest(node + 1 + part.is_map, part.each)
             return
         places = []
         for name in sorted(part.hidden):
@@ -214,4 +214,4 @@ class _Making:
         for child in self._lists[row[CHILDREN] : row[CHILDREN] + row[FIELDS]]:
             inner = self._rows[child]
             name = bytes(self._names[inner[NAME] : inner[NAME] + inner[LENGTH]]).decode()
-            self._keep(child, part.taken.get(name))
+            self._mark_rest(child, part.taken.get(name))

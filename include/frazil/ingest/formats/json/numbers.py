@@ -140,7 +140,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
 
 
 @loop
-def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
+def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Multiply two 64-bit numbers. Returns the high and the low word of the product."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
@@ -164,9 +164,9 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
         whole <<= _1
         zeros += 1
     at = 2 * (power - _MIN_POWER)
-    high, low = multiplied(whole, POWERS_OF_FIVE[at])
+    high, low = multiply(whole, POWERS_OF_FIVE[at])
     if high & _ROUNDED == _ROUNDED:
-        more, _ = multiplied(whole, POWERS_OF_FIVE[at + 1])
+        more, _ = multiply(whole, POWERS_OF_FIVE[at + 1])
         low += more
         if more > low:
             high += _1

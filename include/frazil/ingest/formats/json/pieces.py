@@ -14,7 +14,7 @@ import numpy as np
 from frazil.ingest.compiled import memcpy
 from frazil.ingest.formats.json.nodes import BASE, FLAG, HIDDEN, HIDING, Numbers
 from frazil.ingest.formats.json.scan import Octets, loop
-from frazil.ingest.formats.json.words import LONG, ROOM, USED
+from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
 COUNT, MEMBERS, FOUND, FIRST_PIECE = range(4)
 """Positions in the memory. COUNT: the number of pieces. MEMBERS: the value of COUNT after the last member was added.
@@ -131,7 +131,7 @@ def write_rest(
         elif kind == NOTHING:
             for q in range(4):
                 text[at + q] = NULL[q]
-        elif length >= LONG:
+        elif length >= MIN_MEMCPY_BYTES:
             memcpy(np.int64(text.ctypes.data) + at, np.int64(b.ctypes.data) + start, length)
         else:
             for q in range(length):

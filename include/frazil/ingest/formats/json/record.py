@@ -20,10 +20,18 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.keys import KeysGivenTwice
-from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, places_of_rest, rest_of
-from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
+from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of, rest_structs
+from frazil.ingest.formats.json.text import RecordError, malformed_text, may_be_special, stripped, without_specials
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, LISTED, OF_REST, Units, inner
-from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
+from frazil.ingest.formats.json.values import (
+    MISSING,
+    OUT_OF_RANGE,
+    TYPE_MISMATCH,
+    InvalidValue,
+    as_sent,
+    describe,
+    leaf,
+)
 
 Row = list[Any]
 """One value per column, in a form that `pyarrow.array` accepts."""
@@ -71,7 +79,7 @@ class _Entry(NamedTuple):
     decoders: list[Callable[[bytes], Any]]
     message: str
 
-    def of(self, raw: bytes) -> bytes:
+    def find_in(self, raw: bytes) -> bytes:
         """Return the raw value of the first entry that fails with `message`. Raises LookupError if no entry does."""
         for part in _members(raw).values():
             for decode in self.decoders:
@@ -93,13 +101,13 @@ Step = str | int | _Entry
 """A step of a path: a field's name, an index in a list, or an entry of a map."""
 
 
-def _named(step: Step) -> str:
+def _step_name(step: Step) -> str:
     if isinstance(step, _Entry):
         return "value"
     return "element" if isinstance(step, int) and not isinstance(step, _Element) else str(step)
 
 
-class _Said(NamedTuple):
+class _ErrorTemplate(NamedTuple):
     """A template for the text of a parser's error, into which the rejected value is inserted.
 
     `before` and `after` surround the value. `keys` is the path to the value. `otherwise` replaces a value that cannot
@@ -115,54 +123,52 @@ class _Said(NamedTuple):
 
 
 class RecordReader:
-    """Reads single records with one schema."""
+    """Reads individual records with one schema."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
-        self._rests = [
-            (path, name, parts_of(kind, units, hidden)) for path, kind, name in places_of_rest(schema, units)
-        ]
+        self._rests = [(path, name, parts_of(kind, units, hidden)) for path, kind, name in rest_structs(schema, units)]
         self._columns = {field.name: i for i, field in enumerate(schema.fields)}
         self._schema, self._units = schema, units
         self._strict = _Parser(schema, units, raw_floats=False)
         self._special = _Parser(schema, units, raw_floats=True)
         self._twice = KeysGivenTwice(without_rest(schema, units) if self._rests else schema)
-        self._said: dict[str, _Said] = {}
-        self._of_entries: dict[int, list[Callable[[bytes], Any]]] = {}
+        self._templates: dict[str, _ErrorTemplate] = {}
+        self._decoders: dict[int, list[Callable[[bytes], Any]]] = {}
         self._floats = [i for i, field in enumerate(schema.fields) if isinstance(field.field_type, _FLOATS)]
         self._has_floats = any(isinstance(kind, _FLOATS) for kind in inner(schema))
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
 
-    def __call__(self, value: bytes | None) -> Row | Refused:
+    def __call__(self, value: bytes | None) -> Row | RecordError:
         """Return the message's row, or the error if it is rejected."""
         return self.each([value])[0]
 
-    def each(self, values: Sequence[bytes | None]) -> list[Row | Refused]:
+    def each(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
         """Return the row or the error of each message."""
-        texts = [*map(_stripped, values)]
+        texts = [*map(_strip, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
-        return [text if isinstance(text, Refused) else self._read(text, next(special)) for text in texts]
+        return [text if isinstance(text, RecordError) else self._read(text, next(special)) for text in texts]
 
-    def _read(self, text: bytes, special: bool) -> Row | Refused:
+    def _read(self, text: bytes, special: bool) -> Row | RecordError:
         try:
-            return self._outcome(text, special)
+            return self._read_text(text, special)
         except RecursionError:
             # Python adds the parser's depth to the caller's frames. A new thread has no frames yet.
             with ThreadPoolExecutor(1) as thread:
-                return thread.submit(self._outcome, text, special).result()
+                return thread.submit(self._read_text, text, special).result()
 
-    def _outcome(self, text: bytes, special: bool) -> Row | Refused:
+    def _read_text(self, text: bytes, special: bool) -> Row | RecordError:
         try:
             row = self._row(text, special)
-            return row if isinstance(row, Refused) or not self._rests else self._with_rest(row, text)
-        except Wrong as wrong:
-            return Refused(wrong.error_class, f"{wrong.path}: {wrong.text}")
+            return row if isinstance(row, RecordError) or not self._rests else self._with_rest(row, text)
+        except InvalidValue as wrong:
+            return RecordError(wrong.error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.ValidationError as error:
-            return self._refused(text, str(error))
+            return self._translate_error(text, str(error))
         except msgspec.DecodeError as error:
-            return Refused("InvalidJson", malformed(text, str(error)))
+            return RecordError("InvalidJson", malformed_text(text, str(error)))
 
-    def _row(self, text: bytes, special: bool) -> Row | Refused:
+    def _row(self, text: bytes, special: bool) -> Row | RecordError:
         if special:
             plain = without_specials(text)
             # Near the largest double the parser is very slow.
@@ -170,7 +176,7 @@ class RecordReader:
                 return self._special_row(plain)
         parsed = self._strict.parsed(text)
         if (path := self._twice(text, parsed)) is not None:
-            return _given_twice(path)
+            return _duplicate_key(path)
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser drops the sign of -0
@@ -178,63 +184,67 @@ class RecordReader:
 
     def _with_rest(self, row: Row, text: bytes) -> Row:
         for path, name, part in self._rests:
-            if (at := self._at(row, path)) is not None and part is not None:
+            if (at := self._struct_at(row, path)) is not None and part is not None:
                 at[name if path else self._columns[name]] = rest_of(text, part, path)
         return row
 
-    def _at(self, row: Row, path: Path) -> Any:
+    def _struct_at(self, row: Row, path: Path) -> Any:
         found: Any = row
         for i, name in enumerate(path):
             found = None if found is None else found[name if i else self._columns[name]]
         return found
 
-    def _special_row(self, text: bytes) -> Row | Refused:
+    def _special_row(self, text: bytes) -> Row | RecordError:
         try:
             parsed = self._special.parsed(text)
         except msgspec.ValidationError as error:
-            return self._refused(text, str(error))
+            return self._translate_error(text, str(error))
         path = self._twice(text, parsed)
-        return self._special.row(parsed) if path is None else _given_twice(path)
+        return self._special.row(parsed) if path is None else _duplicate_key(path)
 
-    def _refused(self, text: bytes, message: str) -> Refused:
+    def _translate_error(self, text: bytes, message: str) -> RecordError:
         """Translate the parser's error. If the record has a duplicate key, that error is returned instead.
 
         The parser's error is about the last value of the key; the other value may be valid.
         """
-        if (path := self._twice.in_refused(text)) is not None:
-            return _given_twice(path)
-        if (said := self._said.get(message)) is None:
-            said = self._understood(message)
+        if (path := self._twice.in_rejected(text)) is not None:
+            return _duplicate_key(path)
+        if (template := self._templates.get(message)) is None:
+            template = self._make_template(message)
             if _INDEX.search(message) is None:  # the number of messages with an index is unlimited
-                self._said[message] = said
-        if said.error_class == "MissingRequired":
-            return Refused(said.error_class, said.before)
-        value = quoted(text, said.keys)
-        if said.special and value in _SPECIAL:
-            return Refused(TYPE_MISMATCH, said.special + value)
-        return Refused(said.error_class, said.before + (said.otherwise if value is None else value) + said.after)
+                self._templates[message] = template
+        if template.error_class == "MissingRequired":
+            return RecordError(template.error_class, template.before)
+        value = quote_value(text, template.keys)
+        if template.special and value in _SPECIAL:
+            return RecordError(TYPE_MISMATCH, template.special + value)
+        return RecordError(
+            template.error_class, template.before + (template.otherwise if value is None else value) + template.after
+        )
 
-    def _understood(self, message: str) -> _Said:
+    def _make_template(self, message: str) -> _ErrorTemplate:
         found = _MESSAGE.fullmatch(message)
         assert found is not None
         what, path = found[1], found[2] or ""
         if what.startswith("Object missing required field `"):
             path += "." + what.split("`", 1)[1][:-1]
-        kind, unit, keys = self._followed(path, what)
-        name = ".".join(map(_named, keys))
+        kind, unit, keys = self._resolve(path, what)
+        name = ".".join(map(_step_name, keys))
         if what.startswith("Object missing") or what.endswith(", got `null`"):
-            return _Said("MissingRequired", f"{name}: {MISSING}", keys)
+            return _ErrorTemplate("MissingRequired", f"{name}: {MISSING}", keys)
         if unit == LISTED:
-            return _Said(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _got(what))
+            return _ErrorTemplate(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _received_kind(what))
         unit = unit and f"time in {unit}"
         needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
         mismatch = f"{name}: {needed}{what_for} is needed, this is "
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
-            return _Said(OUT_OF_RANGE, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch)
-        return _Said(TYPE_MISMATCH, mismatch, keys, _got(what))
+            return _ErrorTemplate(
+                OUT_OF_RANGE, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch
+            )
+        return _ErrorTemplate(TYPE_MISMATCH, mismatch, keys, _received_kind(what))
 
-    def _followed(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
+    def _resolve(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
         """Resolve a parser's path, such as `.a.b[3].c`, in the schema.
 
         Returns the type at the path, its unit (None if it has none), and the path's steps. The parser's path does not
@@ -258,22 +268,22 @@ class RecordReader:
                 step, _, path = path[1:].partition("]")
                 if isinstance(kind, iceberg.MapType):
                     message = f"{what} - at `${path}`" if path else what
-                    keys.append(_Entry(self._decoders_of(kind.value_field), message))
+                    keys.append(_Entry(self._entry_decoders(kind.value_field), message))
                     kind = kind.value_type
                 else:
                     keys.append(int(step))
                     kind = kind.element_type
         return kind, unit, keys
 
-    def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
+    def _entry_decoders(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
         """Return two parsers of a map's values: one that parses floats, and one that leaves them raw."""
-        if (found := self._of_entries.get(entry.field_id)) is None:
+        if (found := self._decoders.get(entry.field_id)) is None:
             kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
-            found = self._of_entries[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
+            found = self._decoders[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
         return found
 
 
-def _got(message: str) -> str:
+def _received_kind(message: str) -> str:
     """Return what a record has, by the parser's message."""
     return _GOT.get(message.split("`")[-2] if "`" in message else "int", "an object")
 
@@ -289,13 +299,13 @@ def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType
     return iceberg.StructType(*fields)
 
 
-def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
+def quote_value(text: bytes, keys: Sequence[Step]) -> str | None:
     """Return the value at a path in a record, quoted for a message; None if it cannot be quoted."""
     try:
         raw = _part(text, str(keys[0]))
         for key in keys[1:]:
             if isinstance(key, _Entry):
-                raw = key.of(raw)
+                raw = key.find_in(raw)
             else:
                 raw = _elements_of(raw)[key] if isinstance(key, int) else _members(raw)[key]
         value = _untyped(raw)
@@ -303,7 +313,7 @@ def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
         return None
     if isinstance(value, _Number):
         return f"the number {as_sent(value.encode())}"
-    return named(value)
+    return describe(value)
 
 
 def names(text: bytes, path: Sequence[str]) -> Collection[str]:
@@ -318,7 +328,7 @@ def names_of(value: bytes | None) -> Collection[str]:
     """Return the field names of a record; empty if it cannot be parsed."""
     try:
         return _members(without_specials(stripped(value))).keys()
-    except (Refused, msgspec.DecodeError, RecursionError):
+    except (RecordError, msgspec.DecodeError, RecursionError):
         return ()
 
 
@@ -331,15 +341,15 @@ def _part(text: bytes, name: str) -> Any:
         return part(without_specials(text)).part
 
 
-def _stripped(value: bytes | None) -> bytes | Refused:
+def _strip(value: bytes | None) -> bytes | RecordError:
     try:
         return stripped(value)
-    except Refused as refused:
+    except RecordError as refused:
         return refused
 
 
-def _given_twice(path: str) -> Refused:
-    return Refused(TYPE_MISMATCH, f"{path}: given twice")
+def _duplicate_key(path: str) -> RecordError:
+    return RecordError(TYPE_MISMATCH, f"{path}: given twice")
 
 
 @lru_cache(maxsize=4096)
@@ -366,13 +376,13 @@ class _Parser:
         return msgspec.structs.astuple(self._decode(text))
 
     def row(self, parsed: Parsed) -> Row:
-        """Convert parsed values to a row. Raises Wrong."""
+        """Convert parsed values to a row. Raises InvalidValue."""
         row = [*parsed]
         for i, name, convert in self._converters:
             if (value := row[i]) is not None:
                 try:
                     row[i] = convert(value)
-                except Wrong as wrong:
+                except InvalidValue as wrong:
                     raise wrong.within(name) from None
         return row
 
@@ -430,7 +440,7 @@ def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Ca
             element = _converter(kind.element_field, units, raw_floats)
             return None if element is None else _elements(element, "element")
         case iceberg.MapType():
-            values = _elements(_converter(kind.value_field, units, raw_floats) or _unchanged, "value")
+            values = _elements(_converter(kind.value_field, units, raw_floats) or _identity, "value")
             return lambda parsed: list(zip(parsed, values(parsed.values()), strict=True))
     convert = leaf(kind, units.get(field.field_id), raw_floats=raw_floats)
     if convert is None or field.required or _bare_type(field, units, raw_floats) is not msgspec.Raw:
@@ -439,7 +449,7 @@ def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Ca
     return lambda raw: None if bytes(raw) == b"null" else given(raw)
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -447,7 +457,7 @@ def _elements(convert: Callable[[Any], Any], name: str) -> Callable[[Any], list[
     def converted(values: Any) -> list[Any]:
         try:
             return [None if value is None else convert(value) for value in values]
-        except Wrong as wrong:
+        except InvalidValue as wrong:
             raise wrong.within(name) from None
 
     return converted
@@ -456,7 +466,7 @@ def _elements(convert: Callable[[Any], Any], name: str) -> Callable[[Any], list[
 def _struct_converter(
     schema: iceberg.StructType, units: Units, raw_floats: bool, *, listed: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    fields = [(f.name, _converter(f, units, raw_floats) or _unchanged) for f in schema.fields]
+    fields = [(f.name, _converter(f, units, raw_floats) or _identity) for f in schema.fields]
     places = [int(f.name) for f in schema.fields] if listed else range(len(fields))
 
     def converted(parsed: msgspec.Struct) -> dict[str, Any]:
@@ -466,7 +476,7 @@ def _struct_converter(
             value = parts[place]
             try:
                 row[name] = None if value is None else convert(value)
-            except Wrong as wrong:
+            except InvalidValue as wrong:
                 raise wrong.within(name) from None
         return row
 

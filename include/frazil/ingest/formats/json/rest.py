@@ -79,13 +79,13 @@ def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] =
     return None
 
 
-def places_of_rest(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path, iceberg.StructType, str]]:
+def rest_structs(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path, iceberg.StructType, str]]:
     """Yield each struct with a `rest` column: its path, the struct, and the column's name."""
     for one in kind.fields:
         if is_rest(one, units):
             yield (), kind, one.name
         elif isinstance(one.field_type, iceberg.StructType):
-            for path, inner, name in places_of_rest(one.field_type, units):
+            for path, inner, name in rest_structs(one.field_type, units):
                 yield (one.name, *path), inner, name
 
 
@@ -100,15 +100,15 @@ def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> 
         if found is None or text[found] != ord("{"):
             return None
         at = found
-    left = _left(text, at, part, nulls=nulls)
+    left = _write_rest(text, at, part, nulls=nulls)
     return None if left is None else left.decode()
 
 
-def _left(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
+def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
     if text.startswith(b"null", at):
         return None
     if isinstance(part, Entries) and not part.is_map:
-        parts = [_left(text, value, part.each, nulls=nulls) for value, _ in _elements(text, at)]
+        parts = [_write_rest(text, value, part.each, nulls=nulls) for value, _ in _elements(text, at)]
         return b"[" + b",".join(one or b"null" for one in parts) + b"]" if any(parts) else None
     members = []
     for start, name, value, end in _members(text, at):
@@ -120,7 +120,7 @@ def _left(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
             if name.lower() not in part.hidden and (nulls or text[value:end] != b"null"):
                 members.append(text[start:end])
             continue
-        if inside is not None and (left := _left(text, value, inside, nulls=nulls)) is not None:
+        if inside is not None and (left := _write_rest(text, value, inside, nulls=nulls)) is not None:
             members.append(text[start:value] + left)
     return b"{" + b",".join(members) + b"}" if members else None
 
@@ -134,7 +134,7 @@ def _members(text: bytes, at: int) -> Iterator[tuple[int, str, int, int]]:
         value = _after_white(text, _after_white(text, key.end()) + 1)
         end = _value_end(text, value)
         yield at, _name(key[0]), value, end
-        at = _next(text, end)
+        at = _after_comma(text, end)
 
 
 def _elements(text: bytes, at: int) -> Iterator[tuple[int, int]]:
@@ -142,10 +142,10 @@ def _elements(text: bytes, at: int) -> Iterator[tuple[int, int]]:
     while text[at] != ord("]"):
         end = _value_end(text, at)
         yield at, end
-        at = _next(text, end)
+        at = _after_comma(text, end)
 
 
-def _next(text: bytes, end: int) -> int:
+def _after_comma(text: bytes, end: int) -> int:
     end = _after_white(text, end)
     return _after_white(text, end + 1) if text[end] == ord(",") else end
 

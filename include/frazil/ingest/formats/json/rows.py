@@ -67,7 +67,15 @@ from frazil.ingest.formats.json.pieces import (
     write_rest,
 )
 from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unescape, value_end, white
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
+from frazil.ingest.formats.json.words import (
+    BEFORE,
+    ROOM,
+    USED,
+    has_duplicate_key,
+    write_base64,
+    write_string,
+    write_value,
+)
 
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. FULL + d: domain d needs more room, and the record must be read again."""
@@ -170,7 +178,7 @@ def _record(
                 if b[p] != 34:
                     return UNSURE
                 key = p + 1
-                p, node = _field(b, p + 1, k, last, nodes, lists, names, scratch)
+                p, node = _read_key(b, p + 1, k, last, nodes, lists, names, scratch)
                 if p < 0:
                     return UNSURE
                 if node >= 0:
@@ -199,7 +207,7 @@ def _record(
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not keep(b, first, p, escaped, nodes[node, BASE] + 2 * at, words, text, domains):
+                    if not write_string(b, first, p, escaped, nodes[node, BASE] + 2 * at, words, text, domains):
                         return FULL + len(domains) - 1
                     valid[nodes[node, FLAG] + at] = 1
                     node = k + 2
@@ -259,7 +267,7 @@ def _record(
                     if not escaped:
                         words[to] = first
                         words[to + 1] = p - first
-                    elif not keep(b, first, p, escaped, to, words, text, domains):
+                    elif not write_string(b, first, p, escaped, to, words, text, domains):
                         return FULL + len(domains) - 1
                     p += 1
                 elif of <= INT:
@@ -279,7 +287,7 @@ def _record(
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not keep_base64(b, first, p, escaped, to + at, words, text, domains):
+                    if not write_base64(b, first, p, escaped, to + at, words, text, domains):
                         return FULL + len(domains) - 1
                     length = words[to + at + 1]
                     if length < 0 or (of == FIXED and length != nodes[node, PRECISION]):
@@ -292,7 +300,7 @@ def _record(
                         p, escaped = string_end(b, first + 1)
                         if p < 0:
                             return UNSURE
-                        if not keep(b, first + 1, p, escaped, to, words, text, domains):
+                        if not write_string(b, first + 1, p, escaped, to, words, text, domains):
                             return FULL + len(domains) - 1
                         p += 1
                     else:
@@ -303,7 +311,7 @@ def _record(
                     if of == DECIMAL or of == UUID:
                         to += at
                     first = p
-                    p = value_words(b, first, of, nodes[node, PRECISION], nodes[node, SCALE], to, words)
+                    p = write_value(b, first, of, nodes[node, PRECISION], nodes[node, SCALE], to, words)
                     if p < 0 and b[first] == 34:
                         q, escaped = string_end(b, first + 1)
                         if not escaped or q - first > len(scratch) - 2:
@@ -313,7 +321,7 @@ def _record(
                         scratch[0] = 34
                         after = unescape(b, first + 1, q, scratch, 1)
                         scratch[after] = 34
-                        if after + 1 != value_words(
+                        if after + 1 != write_value(
                             scratch, 0, of, nodes[node, PRECISION], nodes[node, SCALE], to, words
                         ):
                             return UNSURE
@@ -343,11 +351,11 @@ def _record(
                     pieces[COUNT] = pieces[MEMBERS] = 0
                     nodes[node, SEEN] = stamp
                     found += 1
-                if found < nodes[k, FIELDS] and not _complete(k, e, stamp, nodes, lists, words, valid, domains):
+                if found < nodes[k, FIELDS] and not _fill_missing(k, e, stamp, nodes, lists, words, valid, domains):
                     return UNSURE
             else:
                 inner = domains[nodes[k, INNER], USED]
-                if kind == MAP and repeats(
+                if kind == MAP and has_duplicate_key(
                     b, text, nodes[k + 1, BASE], words[nodes[k, BASE] + e - 1] if e else 0, inner, words, slots
                 ):
                     return UNSURE
@@ -367,7 +375,7 @@ def _record(
 
 
 @loop
-def _field(
+def _read_key(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
     """Read the key that begins at `p`. Returns its end (NO if invalid), and its node in struct k; -1 if none."""
@@ -386,9 +394,9 @@ def _field(
     if q < 0:
         return NO, -1
     if not escaped:
-        node = _named(b, p, q - p, k, nodes, lists, names)
+        node = _find_field(b, p, q - p, k, nodes, lists, names)
     elif q - p <= len(scratch):
-        node = _named(scratch, 0, unescape(b, p, q, scratch, 0), k, nodes, lists, names)
+        node = _find_field(scratch, 0, unescape(b, p, q, scratch, 0), k, nodes, lists, names)
     else:
         return NO, -1
     if node >= 0:
@@ -400,7 +408,7 @@ def _field(
 
 
 @loop
-def _named(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
+def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
     """Return the node of a struct's field with this name; -1 if the struct has no such field."""
     if length > nodes[k, LONGEST]:
         return -1
@@ -441,7 +449,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, d
 
 
 @loop
-def _complete(
+def _fill_missing(
     k: int, e: int, stamp: int, nodes: Numbers, lists: Numbers, words: Numbers, valid: Octets, domains: Numbers
 ) -> bool:
     """Write null to the fields that an object does not have. Returns False if one of these fields is required."""

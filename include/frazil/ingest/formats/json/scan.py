@@ -1,4 +1,4 @@
-"""Compiled: scans JSON tokens as strictly as the parser of single records does.
+"""Compiled: scans JSON tokens as strictly as `record` does.
 
 Each record is followed by a newline that does not belong to it. Functions that skip white space need the record's end,
 because a newline inside a record is white space. All other functions stop at the first unexpected byte, so none reads

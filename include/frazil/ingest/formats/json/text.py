@@ -1,4 +1,4 @@
-"""Checks the bytes of single JSON messages before parsing, and replaces NaN and infinities with numbers."""
+"""Checks the bytes of individual JSON messages before parsing, and replaces NaN and infinities with numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F].
 """Pattern of an escape. Its group matches only a surrogate without its other half."""
 
 
-class Refused(Exception):
+class RecordError(Exception):
     """The reason why a record cannot become a row."""
 
     def __init__(self, error_class: str, error: str) -> None:
@@ -54,25 +54,25 @@ class Refused(Exception):
 
 
 def stripped(value: bytes | None) -> bytes:
-    """Return the message without surrounding white space, if it looks like an object in UTF-8. Raises Refused."""
+    """Return the message without surrounding white space, if it looks like an object in UTF-8. Raises RecordError."""
     if value is None:
-        raise Refused("Tombstone", "the message has no value")
+        raise RecordError("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
     if not text:
-        raise Refused("Empty", "the message's value is empty")
+        raise RecordError("Empty", "the message's value is empty")
     if not text.startswith(b"{") or text.startswith(b"{\x00"):
-        raise Refused("NotAnObject", _instead_of_an_object(text))
+        raise RecordError("NotAnObject", _not_an_object_text(text))
     if not text.isascii():
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            raise Refused("InvalidUtf8", f"the value is not UTF-8 (byte {error.start})") from None
+            raise RecordError("InvalidUtf8", f"the value is not UTF-8 (byte {error.start})") from None
     if too_deep(text):
-        raise Refused("TooDeep", f"objects and arrays are nested more than {MAX_DEPTH} deep")
+        raise RecordError("TooDeep", f"objects and arrays are nested more than {MAX_DEPTH} deep")
     return text
 
 
-def _instead_of_an_object(text: bytes) -> str:
+def _not_an_object_text(text: bytes) -> str:
     """Return the error text for a value that is not an object in UTF-8: what it seems to be, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
@@ -103,7 +103,7 @@ def too_deep(text: bytes) -> bool:
     return len(steps) > MAX_DEPTH and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
-def malformed(text: bytes, message: str) -> str:
+def malformed_text(text: bytes, message: str) -> str:
     """Return the error text for a text that is not JSON: the parser's message, or a clearer one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
@@ -137,11 +137,11 @@ def without_specials(text: bytes) -> bytes:
         if text.count(b'"', 0, place) % 2:
             return text
         start, end = max(0, place - 1), place + 8
-        return text[:start] + _named_numbers(text[start:end]) + text[end:]
-    return _outside_strings(text, b"N", b"I", _named_numbers)
+        return text[:start] + _replace_specials(text[start:end]) + text[end:]
+    return _change_outside_strings(text, b"N", b"I", _replace_specials)
 
 
-def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
+def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
     """Apply `changed` to each text between two strings that contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
@@ -151,12 +151,12 @@ def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[b
 
 def with_specials(text: bytes) -> bytes:
     """Undo `without_specials`, for the text of one value."""
-    return _outside_strings(text, b"e999000", b"e999000", _numbers_named) if b"e999000" in text else text
+    return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
 
 
-def _named_numbers(text: bytes) -> bytes:
+def _replace_specials(text: bytes) -> bytes:
     return _SPECIAL.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
 
 
-def _numbers_named(text: bytes) -> bytes:
+def _restore_specials(text: bytes) -> bytes:
     return _NUMBERED.sub(lambda found: _NAMES[found[1]], text)

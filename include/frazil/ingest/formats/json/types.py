@@ -38,24 +38,25 @@ elements of an array. `text`: as `json`, whatever is around the record.
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
     """Raise SpecError if this format cannot fill a type in the schema. The error lists all such columns."""
-    if found := "; ".join(_unsupported(schema, "schema", name)):
+    if found := "; ".join(_unsupported_errors(schema, "schema", name)):
         raise SpecError(found)
 
 
-def _unsupported(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
+def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
+    """Yield an error for each type that the format cannot fill."""
     match kind:
         case iceberg.StructType():
             for field in kind.fields:
                 if name == "json" and any(c < " " or c in '"\\' for c in field.name):
                     yield f"{where}: the name of column {field.name!r} has a character that JSON escapes; rename it"
-                yield from _unsupported(field.field_type, f"{where}.{field.name}", name)
+                yield from _unsupported_errors(field.field_type, f"{where}.{field.name}", name)
         case iceberg.ListType():
-            yield from _unsupported(kind.element_type, f"{where}.element", name)
+            yield from _unsupported_errors(kind.element_type, f"{where}.element", name)
         case iceberg.MapType():
             if not isinstance(kind.key_type, iceberg.StringType):
                 what = f"so the map's key must be string, not {kind.key_type}"
                 yield f"{where}: keys of format {name} are strings, {what}"
-            yield from _unsupported(kind.value_type, f"{where}.value", name)
+            yield from _unsupported_errors(kind.value_type, f"{where}.value", name)
         case _ if not isinstance(kind, SUPPORTED):
             yield f"{where}: format {name} cannot fill a column of type {kind}; declare another type"
 

@@ -1,7 +1,7 @@
-"""Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes.
+"""Converts individual JSON values to types that JSON does not have: decimals, times, UUIDs, bytes.
 
-Each conversion takes a parsed value and returns a value that Arrow accepts for the column. It raises `Wrong` for an
-invalid value.
+Each conversion takes a parsed value and returns a value that Arrow accepts for the column. It raises `InvalidValue` if
+the value cannot be converted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UUID = re.compile("(?:-*[0-9a-fA-F]){32}-*")
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
-class Wrong(Exception):
+class InvalidValue(Exception):
     """Why a value is rejected. `path` leads from the value to the rejected part; empty if this is the whole value."""
 
     error_class = TYPE_MISMATCH
@@ -52,12 +52,12 @@ class Wrong(Exception):
         if text == MISSING:
             self.error_class = "MissingRequired"
 
-    def within(self, name: str) -> Wrong:
+    def within(self, name: str) -> InvalidValue:
         self.path = f"{name}.{self.path}" if self.path else name
         return self
 
 
-class OutOfRange(Wrong):
+class OutOfRange(InvalidValue):
     """A number of the right type that is too large for the column."""
 
     error_class = OUT_OF_RANGE
@@ -89,7 +89,7 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
     return None
 
 
-def named(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a parsed value for a message."""
     match value:
         case None:
@@ -109,7 +109,7 @@ def json_text(raw: msgspec.Raw) -> str:
     """Return the JSON text of a value, as it is in the record."""
     text = bytes(raw)
     if text == b"null":
-        raise Wrong(MISSING)
+        raise InvalidValue(MISSING)
     return with_specials(text).decode()
 
 
@@ -141,11 +141,13 @@ def single(value: float) -> float:
 
 def _require_number(text: bytes) -> None:
     if text == b"null":
-        raise Wrong(MISSING)
+        raise InvalidValue(MISSING)
     if text[0] not in b"-0123456789":
         # Do not parse nested values: one may be a number that is too big for the parser.
         empty = {b"{": {}, b"[": [], b"t": True, b"f": False}.get(text[:1])
-        raise Wrong(f"a number is needed, this is {named(msgspec.json.decode(text) if empty is None else empty)}")
+        raise InvalidValue(
+            f"a number is needed, this is {describe(msgspec.json.decode(text) if empty is None else empty)}"
+        )
 
 
 def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
@@ -158,7 +160,7 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
         content = msgspec.json.decode(text)
         text = content.encode()
         if (found := _NUMBER.fullmatch(text)) is None:
-            raise Wrong(f"a number is needed, this is {named(content)}")
+            raise InvalidValue(f"a number is needed, this is {describe(content)}")
     else:
         _require_number(text)
         found = _NUMBER.fullmatch(text)
@@ -184,7 +186,7 @@ def as_sent(text: bytes) -> str:
 
 
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Return a function that converts numbers to decimals without rounding. It raises Wrong if one does not fit."""
+    """Return a function that converts numbers to decimals without rounding, or raises InvalidValue."""
     usual = None
     if precision > scale > 0:  # matches most numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
@@ -195,7 +197,9 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
         sign, digits, power, text = _scientific(raw)
         if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
             is_rounded = power < -scale or text in NOT_A_NUMBER
-            raise (Wrong if is_rounded else OutOfRange)(f"{as_sent(text)} does not fit decimal({precision}, {scale})")
+            raise (InvalidValue if is_rounded else OutOfRange)(
+                f"{as_sent(text)} does not fit decimal({precision}, {scale})"
+            )
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
@@ -217,7 +221,7 @@ def _seconds(raw: msgspec.Raw) -> int:
     sign, digits, power, text = _scientific(raw)
     if len(digits) + power > 20:
         if text in NOT_A_NUMBER:
-            raise Wrong(f"a number (time in s) is needed, this is the number {as_sent(text)}")
+            raise InvalidValue(f"a number (time in s) is needed, this is the number {as_sent(text)}")
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
@@ -237,7 +241,7 @@ def _in_int64(micros: int, text: str, unit: str) -> int:
 def days(text: str) -> int:
     """Convert an ISO 8601 date to days since the epoch. Year 0 is valid. A `Z` after the date is ignored."""
     if (found := _days(text.removesuffix("Z"))) is None:
-        raise _no(text, "date")
+        raise _invalid(text, "date")
     return found
 
 
@@ -259,7 +263,7 @@ def time_of_day(text: str) -> int:
     """Convert an ISO 8601 time to microseconds since midnight. Finer fractions are truncated; a `Z` is ignored."""
     found = _TIME.fullmatch(text.removesuffix("Z"))
     if found is None:
-        raise _no(text, "time")
+        raise _invalid(text, "time")
     hour, _, minute, second, fraction = found.groups()
     return _micros(text, "time", hour, minute, second, fraction)
 
@@ -270,7 +274,7 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
     A text without `Z` and offset is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
     """
     if (since := _days(text[:10])) is None:
-        raise _no(text, kind)
+        raise _invalid(text, kind)
     micros = since * 86_400_000_000
     if len(text) == 10:
         return micros
@@ -282,7 +286,7 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
             return micros + usual + int(fraction[:6].ljust(6, "0"))
     found = _TIME_AND_ZONE.fullmatch(text, 10)
     if found is None:
-        raise _no(text, kind)
+        raise _invalid(text, kind)
     hour, _, minute, second, fraction, zone = found.groups()
     micros += _micros(text, kind, hour, minute, second, fraction)
     if zone is not None and zone not in "Zz":
@@ -303,14 +307,14 @@ def _micros(text: str, kind: object, *clock: str | None) -> int:
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
-        raise _no(text, kind)
+        raise _invalid(text, kind)
     return ((h * 60 + m) * 60 + s) * 1_000_000 + (int(fraction[:6].ljust(6, "0")) if fraction else 0)
 
 
 def uuid(text: str) -> bytes:
     """Convert the text of a UUID, with or without hyphens, to its 16 bytes."""
     if _UUID.fullmatch(text) is None:
-        raise _no(text, "uuid")
+        raise _invalid(text, "uuid")
     return bytes.fromhex(text.replace("-", ""))
 
 
@@ -319,11 +323,11 @@ def octets(text: str, length: int | None = None) -> bytes:
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise _no(text, "base64") from None
+        raise _invalid(text, "base64") from None
     if length is not None and len(found) != length:
-        raise Wrong(f"{len(found)} bytes are not fixed[{length}]")
+        raise InvalidValue(f"{len(found)} bytes are not fixed[{length}]")
     return found
 
 
-def _no(text: str, kind: object) -> Wrong:
-    return Wrong(f"{text[:64]!r} is not a valid {kind}")
+def _invalid(text: str, kind: object) -> InvalidValue:
+    return InvalidValue(f"{text[:64]!r} is not a valid {kind}")

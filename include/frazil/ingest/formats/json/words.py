@@ -1,4 +1,4 @@
-"""Compiled: writes single values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers.
+"""Compiled: writes individual values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers.
 
 The value of node k at entry e is at `words[base[k] + width * e]`. Entries are counted within the node's domain.
 - a number, date, time or boolean: one word; a double is stored as its bits
@@ -12,6 +12,8 @@ The value of node k at entry e is at `words[base[k] + width * e]`. Entries are c
 # ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,9 +38,9 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
     _base64[_letter] = _value
 BASE64 = _base64
 """Value of each base64 letter; -1 for an invalid byte."""
-LONG = 32
+MIN_MEMCPY_BYTES = 32
 """Length (bytes) from which strings are copied with `memcpy`. For shorter ones, a loop is faster than the call."""
-_FEW = 16
+_MAX_PAIRED_KEYS = 16
 """Maximum number of keys in a map that are compared in pairs. Larger maps use a hash table."""
 
 # Columns of the table of domains. The last row is not a domain: it counts the bytes in `text`.
@@ -46,8 +48,17 @@ USED, ROOM, BEFORE = range(3)
 """The number of entries in use, the number for which memory exists, and the number before the current record."""
 
 
+class Memory(NamedTuple):
+    """The arrays of columns that the loops of Avro and Protobuf fill. The module's docstring describes them."""
+
+    nodes: Numbers
+    words: Numbers
+    valid: Octets
+    domains: Numbers
+
+
 @loop
-def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
+def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
     """Read a boolean, date, time or number since the epoch. Returns the position after it, or NO; and its word."""
     if kind == BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
@@ -79,7 +90,7 @@ def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
 
 
 @loop
-def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
+def write_value(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
     """Read a value that is not a string or bytes, and write its words. Returns the position after it; NO if invalid."""
     if kind == TIMESTAMP:
         if b[p] != 34:
@@ -87,13 +98,13 @@ def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: in
         p, words[at] = timestamp(b, p + 1)
         return p + 1 if p >= 0 and b[p] == 34 else NO
     if kind == DECIMAL or kind == UUID:
-        return two_words(b, p, kind, precision, scale, at, words)
-    p, words[at] = one_word(b, p, kind)
+        return write_two_words(b, p, kind, precision, scale, at, words)
+    p, words[at] = read_word(b, p, kind)
     return p
 
 
 @loop
-def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
+def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
     """Read a decimal or UUID, and write its two words. Returns the position after it; NO if invalid."""
     text = b[p] == 34
     if kind == DECIMAL:
@@ -127,7 +138,9 @@ def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 
 
 @loop
-def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers) -> bool:
+def write_string(
+    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
+) -> bool:
     """Write the start and length of a string. A string with escapes is unescaped into `text`.
 
     Returns False if `text` is full.
@@ -148,7 +161,7 @@ def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, te
 
 
 @loop
-def keep_base64(
+def write_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
     """Like `keep`, but decodes base64 into `text`. The length is -1 if the base64 is invalid.
@@ -199,12 +212,12 @@ def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 
 @loop
-def repeats(b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
+def has_duplicate_key(b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
     """Return whether a map with these entries may have a duplicate key."""
-    if end - first <= _FEW:
+    if end - first <= _MAX_PAIRED_KEYS:
         for i in range(first, end):
             for j in range(first, i):
-                if _same(b, text, base + 2 * i, base + 2 * j, words):
+                if _are_equal(b, text, base + 2 * i, base + 2 * j, words):
                     return True
         return False
     size = 1
@@ -221,7 +234,7 @@ def repeats(b: Octets, text: Octets, base: int, first: int, end: int, words: Num
             value = (value * 31 + octet) & 0xFFFFFFFF
         slot = value & (size - 1)
         while slots[slot] >= 0:
-            if _same(b, text, base + 2 * i, base + 2 * slots[slot], words):
+            if _are_equal(b, text, base + 2 * i, base + 2 * slots[slot], words):
                 return True
             slot = (slot + 1) & (size - 1)
         slots[slot] = i
@@ -229,7 +242,7 @@ def repeats(b: Octets, text: Octets, base: int, first: int, end: int, words: Num
 
 
 @loop
-def _same(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool:
+def _are_equal(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool:
     length = words[one + 1]
     if length != words[other + 1]:
         return False
@@ -243,12 +256,12 @@ def _same(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool
 
 
 @loop
-def gathered(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
+def copy_strings(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
     """Copy strings, given as (start, length) pairs, into `to` without gaps. Writes the end of each to `offsets`."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]
-        if length >= LONG:
+        if length >= MIN_MEMCPY_BYTES:
             of, begin = (b, start) if start >= 0 else (text, -1 - start)
             memcpy(np.int64(to.ctypes.data) + at, np.int64(of.ctypes.data) + begin, length)
         elif start >= 0:

@@ -16,13 +16,14 @@ from frazil.ingest.binary_arrays import fixed
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
-from frazil.ingest.formats.avro.decoder import DECLARED, EMPTY, FRAME_BYTES, AvroDecoder, instead, schema_ids
+from frazil.ingest.formats.avro.decoder import DECLARED, EMPTY, FRAME_BYTES, AvroDecoder, not_framed_text, schema_ids
 from frazil.ingest.formats.avro.program import Fault
+from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
 from frazil.ingest.formats.protobuf.loop import message_indexes, read_records
-from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program, TooLarge
+from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program
 from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, message_of
 from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
@@ -66,22 +67,22 @@ class ProtobufDecoder(AvroDecoder):
     def withhold(self, hidden: Collection[Path]) -> None:
         self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
 
-    def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
+    def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
 
-    def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
+    def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         roots = np.full(len(values), -1, np.int64)
         for i in np.flatnonzero(values.lengths == NULL).tolist():
             rejections[i] = ("Tombstone", "the message has no value")
         if not self._framed:  # a message without fields has no bytes
-            self._enter(roots, np.flatnonzero(values.lengths != NULL), DECLARED, rejections)
+            self._assign(roots, np.flatnonzero(values.lengths != NULL), DECLARED, rejections)
             return roots, values
         for i in np.flatnonzero(values.lengths == 0).tolist():
             rejections[i] = EMPTY
         framed = values.lengths > FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
         for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
-            rejections[i] = ("NotFramed", instead(values[i] or b"", self._name))
+            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
         places = np.flatnonzero(framed)
         indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
         message_indexes(*fixed(values.take(places)), indexes, sizes)
@@ -89,13 +90,13 @@ class ProtobufDecoder(AvroDecoder):
             rejections[i] = ("InvalidProtobuf", "no message indexes, or more than three, come before the message")
         places, indexes, sizes = places[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
         if isinstance(self._schemas, SchemaText):
-            self._enter(roots, places, DECLARED, rejections)
+            self._assign(roots, places, DECLARED, rejections)
         else:
             keys = schema_ids(values.data, values.starts[places]) << _INDEXES | indexes
             if len(keys) and (keys == keys[0]).all():
-                self._enter(roots, places, int(keys[0]), rejections)
+                self._assign(roots, places, int(keys[0]), rejections)
             else:
-                self._enter_each(roots, places, keys, rejections)
+                self._assign_each(roots, places, keys, rejections)
         starts, lengths = values.starts.copy(), values.lengths.copy()
         starts[places] += FRAME_BYTES + sizes
         lengths[places] -= FRAME_BYTES + sizes
@@ -105,23 +106,23 @@ class ProtobufDecoder(AvroDecoder):
         decoded = super().__call__(chunk)
         if not self._texts_of_json or not len(decoded.kept):
             return decoded
-        roots, content = self._begun(chunk.values, {})
+        roots, content = self._split_frames(chunk.values, {})
         records = [content[i] or b"" for i in decoded.kept.tolist()]
         kinds = [self._messages[root] for root in roots[decoded.kept].tolist()]
         rows = self._texts_of_json(decoded.rows, records, kinds)
         missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
         wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
-        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.SAID[op.MISSING][1]}") for row, path in missing.items()}
+        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()}
         if not wrong:
             return dataclasses.replace(decoded, rows=rows)
         good = ~np.isin(np.arange(len(decoded.kept)), [*wrong])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         return Decoded(rows.filter(good), decoded.kept[good], [*decoded.rejections, *added], decoded.drift)
 
-    def _ask(self, schema_ids: list[int]) -> None:
-        super()._ask(sorted({key >> _INDEXES for key in schema_ids}))
+    def _request(self, schema_ids: list[int]) -> None:
+        super()._request(sorted({key >> _INDEXES for key in schema_ids}))
 
-    def _root(self, schema_id: int) -> int | Fault:
+    def _add_schema(self, schema_id: int) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
@@ -154,9 +155,9 @@ class ProtobufDecoder(AvroDecoder):
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == op.UNFIT:
             return self._program.unfit(place)  # type: ignore[no-any-return]
-        error_class, text = op.SAID[wrong]
+        error_class, text = op.ERRORS[wrong]
         if wrong == op.MISSING:
-            return error_class, f"{self._program.needed(place)}: {text}"
+            return error_class, f"{self._program.required_paths(place)}: {text}"
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
@@ -230,10 +231,10 @@ def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset(
 
     Returns MIXED if no column can hold all values of the field, or if the message is recursive.
     """
-    return _Unfolding().field(written, inside)
+    return _ColumnTypeFinder().field(written, inside)
 
 
-class _Unfolding:
+class _ColumnTypeFinder:
     """Finds a field's column type. Limits the number of its parts, which repeated types can multiply exponentially."""
 
     def __init__(self) -> None:
@@ -244,13 +245,13 @@ class _Unfolding:
         if self._parts > _MAX_PARTS or len(inside) > DEEPEST:
             return MIXED
         if not written.is_repeated:
-            return self._single(written, inside)
+            return self._single_type(written, inside)
         entry = written.message_type
         if entry is not None and entry.GetOptions().map_entry and entry.fields_by_name["key"].type == _F.TYPE_STRING:
             return MapOf(self.field(entry.fields_by_name["value"], inside))
-        return ListOf(self._single(written, inside))
+        return ListOf(self._single_type(written, inside))
 
-    def _single(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
+    def _single_type(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
         message = written.message_type
         if message is None:
             return _PLAIN[written.type]

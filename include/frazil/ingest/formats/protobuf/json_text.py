@@ -17,12 +17,13 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
+from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
-from frazil.ingest.formats.protobuf.program import WRAPPERS
+from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
 
-class _At(NamedTuple):
+class _FieldValue(NamedTuple):
     """A field of a message. If the field is a list or map, `value` is one of its values."""
 
     message: Message
@@ -36,8 +37,8 @@ class JsonTexts:
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
         self._schema = schema
-        self._values = {i for i, unit in units.items() if unit == AS_TEXT}
-        self._here = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
+        self._number_ids = {i for i, unit in units.items() if unit == AS_TEXT}
+        self._json_ids = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
@@ -46,7 +47,7 @@ class JsonTexts:
         """Map each row of the last call without a required value to the value's full name."""
 
     def __bool__(self) -> bool:
-        return any(self._has(field.field_type, field.field_id) for field in self._schema.fields)
+        return any(self._has_json(field.field_type, field.field_id) for field in self._schema.fields)
 
     def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
         """Fill in the JSON texts. Row i comes from `records[i]`, whose message type is `written[i]`."""
@@ -60,36 +61,41 @@ class JsonTexts:
                 messages.append(None)
         for i, field in enumerate(self._schema.fields):
             if field.name == self._rest:
-                rests = [None if one is None else self._left(row, one) for row, one in enumerate(messages)]
+                rests = [None if one is None else self._rest_text(row, one) for row, one in enumerate(messages)]
                 rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
-            elif self._has(field.field_type, field.field_id):
-                parts = [None if one is None else _field(one, field.name) for one in messages]
-                array = self._filled(_one(rows.column(i)), field, parts, range(len(parts)), field.name)
+            elif self._has_json(field.field_type, field.field_id):
+                parts = [None if one is None else _find_field(one, field.name) for one in messages]
+                array = self._fill(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
                 rows = rows.set_column(i, rows.schema.field(i), array)
         return rows
 
-    def _left(self, row: int, message: Message) -> str | None:
+    def _rest_text(self, row: int, message: Message) -> str | None:
         """Return the JSON text of the fields that fill no column; None if no such field exists, or on an error."""
         assert self._taken is not None
         try:
-            text = _dumped(MessageToDict(message, preserving_proto_field_name=True))
+            text = _dump(MessageToDict(message, preserving_proto_field_name=True))
             return rest_of(text.encode(), self._taken)
         except (Error, TypeError, ValueError) as error:
             self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
             return None
 
-    def _has(self, kind: iceberg.IcebergType, field_id: int) -> bool:
+    def _has_json(self, kind: iceberg.IcebergType, field_id: int) -> bool:
         match kind:
             case iceberg.StructType():
-                return any(self._has(field.field_type, field.field_id) for field in kind.fields)
+                return any(self._has_json(field.field_type, field.field_id) for field in kind.fields)
             case iceberg.ListType():
-                return self._has(kind.element_type, kind.element_id)
+                return self._has_json(kind.element_type, kind.element_id)
             case iceberg.MapType():
-                return self._has(kind.value_type, kind.value_id)
-        return field_id in self._here
+                return self._has_json(kind.value_type, kind.value_id)
+        return field_id in self._json_ids
 
-    def _filled(
-        self, array: pa.Array, field: iceberg.NestedField, parts: Sequence[_At | None], rows: Sequence[int], path: str
+    def _fill(
+        self,
+        array: pa.Array,
+        field: iceberg.NestedField,
+        parts: Sequence[_FieldValue | None],
+        rows: Sequence[int],
+        path: str,
     ) -> pa.Array:
         """Fill an array. Its entry i comes from `parts[i]`, a field of the record `rows[i]`."""
         mask = array.is_null() if array.null_count else None
@@ -98,11 +104,11 @@ class JsonTexts:
                 children = []
                 for i, inner in enumerate(kind.fields):
                     child = array.field(i)
-                    if self._has(inner.field_type, inner.field_id):
-                        within = [None if at is None else _within(at, inner.name) for at in parts]
+                    if self._has_json(inner.field_type, inner.field_id):
+                        within = [None if at is None else _subfield(at, inner.name) for at in parts]
                         # Required fields of a null struct do not count as missing.
                         there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
-                        child = self._filled(child, inner, within, there, f"{path}.{inner.name}")
+                        child = self._fill(child, inner, within, there, f"{path}.{inner.name}")
                     children.append(child)
                 fields = [array.type.field(i) for i in range(array.type.num_fields)]
                 return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
@@ -111,21 +117,21 @@ class JsonTexts:
                     (at._replace(value=value), row)
                     for at, row in zip(parts, rows, strict=True)
                     if at is not None
-                    for value in getattr(*_named(at))
+                    for value in _get(at)
                 ]
                 inside, of = [at for at, _ in found], [row for _, row in found]
-                elements = self._filled(array.values, kind.element_field, inside, of, f"{path}.element")
+                elements = self._fill(array.values, kind.element_field, inside, of, f"{path}.element")
                 return pa.LargeListArray.from_arrays(array.offsets, elements, type=array.type, mask=mask)
             case iceberg.MapType():
                 keys, starts = array.keys.to_pylist(), array.offsets.to_pylist()
                 found = [
-                    (at._replace(value=getattr(*_named(at))[keys[i]]), row)
+                    (at._replace(value=_get(at)[keys[i]]), row)
                     for n, (at, row) in enumerate(zip(parts, rows, strict=True))
                     if at is not None
                     for i in range(starts[n], starts[n + 1])
                 ]
                 inside, of = [at for at, _ in found], [row for _, row in found]
-                items = self._filled(array.items, kind.value_field, inside, of, f"{path}.value")
+                items = self._fill(array.items, kind.value_field, inside, of, f"{path}.value")
                 return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=array.type, mask=mask)
         texts = []
         for at, row in zip(parts, rows, strict=True):
@@ -135,48 +141,43 @@ class JsonTexts:
                     self.missing.setdefault(row, path)
             else:
                 try:
-                    text = _number(at) if field.field_id in self._values else None
-                    text = text or _json(at)
+                    text = _number_text(at) if field.field_id in self._number_ids else None
+                    text = text or _json_text(at)
                 except (Error, TypeError, ValueError) as error:
                     self.faults.setdefault(row, f"{path}: the value has no JSON text: {error}")
             texts.append("" if text is None and field.required else text)
         return pa.array(texts, array.type)
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+def _get(at: _FieldValue) -> Any:
+    return getattr(at.message, at.field.name)
 
 
-def _named(at: _At) -> tuple[Message, str]:
-    return at.message, at.field.name
-
-
-def _field(message: Message, name: str) -> _At | None:
+def _find_field(message: Message, name: str) -> _FieldValue | None:
     """Return a field of a message; None if the message type does not have it, or if it is not set."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None or (not field.is_repeated and field.has_presence and not message.HasField(name)):
         return None
-    return _At(message, field)
+    return _FieldValue(message, field)
 
 
-def _within(at: _At, name: str) -> _At | None:
-    message = getattr(*_named(at)) if at.value is None else at.value
-    return _field(message, name)
+def _subfield(at: _FieldValue, name: str) -> _FieldValue | None:
+    message = _get(at) if at.value is None else at.value
+    return _find_field(message, name)
 
 
-def _number(at: _At) -> str | None:
-    """Return the text of a number, which the JSON mapping may write as a string; None for any other value."""
-    value = getattr(*_named(at))
+def _number_text(at: _FieldValue) -> str | None:
+    """Return a number as unquoted JSON, although Protobuf's mapping quotes 64-bit integers. None if not a number."""
+    value = _get(at)
     if isinstance(value, Message) and value.DESCRIPTOR.full_name in WRAPPERS:
-        at = _At(value, value.DESCRIPTOR.fields[0])
-        value = getattr(*_named(at))
+        at = _FieldValue(value, value.DESCRIPTOR.fields[0])
+        value = _get(at)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and at.field.enum_type is None
     return json.dumps(value) if is_number else None
 
 
-def _json(at: _At) -> str:
-    value = at.value if at.value is not None or at.field.is_repeated else getattr(*_named(at))
+def _json_text(at: _FieldValue) -> str:
+    value = at.value if at.value is not None or at.field.is_repeated else _get(at)
     if isinstance(value, Message):
         found = MessageToDict(value, preserving_proto_field_name=True)
     elif at.value is not None:
@@ -184,19 +185,15 @@ def _json(at: _At) -> str:
     else:
         one: Any = type(at.message)()
         if at.field.is_repeated:
-            getattr(one, at.field.name).MergeFrom(getattr(*_named(at)))
-            of_empty: Callable[[], Any] = dict if _is_map(at.field) else list
+            getattr(one, at.field.name).MergeFrom(_get(at))
+            of_empty: Callable[[], Any] = dict if is_map(at.field) else list
             found = MessageToDict(one, preserving_proto_field_name=True).get(at.field.name, of_empty())
         else:
             setattr(one, at.field.name, value)
             options: Mapping[str, bool] = {"always_print_fields_with_no_presence": True}
             found = MessageToDict(one, preserving_proto_field_name=True, **options)[at.field.name]
-    return _dumped(found)
+    return _dump(found)
 
 
-def _dumped(found: Any) -> str:
+def _dump(found: Any) -> str:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-
-
-def _is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -20,10 +20,12 @@ from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro.loop import (
     FULL,
     NOT_READ,
+    Plan,
+    Scratch,
+    has_duplicate_key,
     is_utf8,
-    moment_of_text,
-    repeats,
-    uuid_of_text,
+    parse_moment,
+    parse_uuid,
 )
 from frazil.ingest.formats.json.nodes import (
     AFTER,
@@ -44,7 +46,7 @@ from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import Octets, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 from frazil.ingest.formats.protobuf.operations import (
     BEGIN,
     BEGUN,
@@ -161,7 +163,8 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 
 @loop
-def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
+def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
+    """Read a tag. Returns the position after it, or a negative error code; and the tag."""
     p, tag = varint(b, p, end)
     if p >= 0 and (tag < 8 or tag > _MAX_TAG):
         return -NO_FIELD, 0
@@ -169,7 +172,7 @@ def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 
 @loop
-def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
+def skip(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
     """Skip the value that follows `tag`; a group is skipped with its content.
 
     Returns the position after it, or a negative error code.
@@ -199,14 +202,14 @@ def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) 
             return -NO_WIRE_TYPE
         if p < 0 or depth == outer:
             return p
-        p, tag = tag_at(b, p, end)
+        p, tag = read_tag(b, p, end)
         if p < 0:
             return p
         wire = tag & 7
 
 
 @loop
-def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
+def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
     """Search for the row of `places` that begins with `number`. Returns its index; -1 if no row begins with it.
 
     The `count` rows begin at `first`, have `width` numbers each, and are sorted by their first number.
@@ -222,7 +225,7 @@ def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 
 @loop
-def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+def clear(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
     """Write null to entry e, the last one of a node. Removes the elements of lists and maps inside it, at any depth."""
     for k in range(node, nodes[node, AFTER]):
         if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
@@ -232,17 +235,10 @@ def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, dom
 
 
 @loop
-def begun(
-    op: int,
-    e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-) -> None:
+def begin_message(op: int, e: int, plan: Plan, memory: Memory) -> None:
     """Write the values that an empty message has. Called before the message's fields are read."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
     at = ops[op, BEGIN]
     for _ in range(ops[op, BEGUN]):
         node = places[at]
@@ -262,7 +258,7 @@ def begun(
 
 
 @loop
-def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
     """Scale an integer to the column's scale, and write it as two words. `low` is its absolute value.
 
     Returns VALID or an error code.
@@ -280,25 +276,24 @@ def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words
 
 
 @loop
-def timestamp_of(
+def read_timestamp(
     b: Octets,
     p: int,
     end: int,
     node: int,
     e: int,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
+    memory: Memory,
     frames: Numbers,
 ) -> int:
     """Read a google.protobuf.Timestamp. Returns VALID or an error code."""
+    nodes, words, valid, _ = memory
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, BASE] + e
     if valid[nodes[node, FLAG] + e]:  # continue the earlier timestamp
         seconds = words[at] // 1_000_000
         nanos = (words[at] - seconds * 1_000_000) * 1000
     while p < end:
-        p, tag = tag_at(b, p, end)
+        p, tag = read_tag(b, p, end)
         if p < 0:
             return -p
         if tag == 8 or tag == 16:
@@ -310,7 +305,7 @@ def timestamp_of(
             else:
                 nanos = np.int64(np.int32(value))
         else:
-            p = skipped(b, p, end, tag, frames, 0)
+            p = skip(b, p, end, tag, frames, 0)
             if p < 0:
                 return -p
     if not (0 <= nanos < 1_000_000_000 and _MIN_SECOND <= seconds <= _MAX_SECOND):
@@ -336,21 +331,19 @@ def integer(value: Any, bits: int) -> Any:
 
 
 @loop
-def value_of(
+def read_value(
     b: Octets,
     p: int,
     end: int,
     op: int,
     e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    frames: Numbers,
-    slots: Numbers,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
 ) -> int:
     """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
+    ops, places = plan
+    nodes, words, valid, _ = memory
     kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
     flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
     if wire == BLOB:
@@ -358,13 +351,17 @@ def value_of(
         if p < 0:
             return p
         if kind == TIMESTAMP:
-            wrong = timestamp_of(b, p, p + length, node, e, nodes, words, valid, frames)
+            wrong = read_timestamp(b, p, p + length, node, e, memory, scratch.frames)
             return p + length if wrong == VALID else -wrong
         valid[flag] = 1
         if kind == TEXT_AS_UUID:
-            return p + length if uuid_of_text(b, p, p + length, at + e, words) else -NO_UUID
+            return p + length if parse_uuid(b, p, p + length, at + e, words) else -NO_UUID
         if kind == TEXT_AS_MOMENT:
-            return p + length if moment_of_text(b, p, p + length, nodes[node, KIND], at, words, slots) else -NO_MOMENT
+            return (
+                p + length
+                if parse_moment(b, p, p + length, nodes[node, KIND], at, words, scratch.slots)
+                else -NO_MOMENT
+            )
         if kind == TEXT and not is_utf8(b, p, p + length):
             return -INVALID_UTF8
         if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
@@ -420,10 +417,10 @@ def value_of(
     if kind == INTEGER_AS_DECIMAL:
         negative = bits != UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
-        wrong = scaled(negative, amount, op, ops, at + e, words)
+        wrong = write_decimal(negative, amount, op, ops, at + e, words)
         return p if wrong == VALID else -wrong
     # SYMBOL
-    found = place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
+    found = find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
     if found < 0:
         return -NO_SYMBOL
     words[at + e] = -1 - places[ops[op, SYMBOLS] + 3 * found + 1]
@@ -432,27 +429,19 @@ def value_of(
 
 
 @loop
-def is_unknown(b: Octets, p: int, end: int, op: int, ops: Numbers, places: Numbers) -> bool:
+def is_unknown(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
     """Return whether the number at `p` is valid, but not a symbol of the enum."""
+    ops, places = plan
     after, value = varint(b, p, end)
-    return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
+    return after >= 0 and find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
 
 @loop
-def ended(
-    op: int,
-    e: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    slots: Numbers,
-    seed: int,
-    b: Octets,
-) -> int:
+def check_message(b: Octets, op: int, e: int, plan: Plan, memory: Memory, scratch: Scratch) -> int:
     """Check a message after its last field. Returns VALID, an error code, or FULL + d for a full hash table."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
+    _, slots, seed = scratch
     for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
         if not valid[nodes[places[k], FLAG] + e]:
             return MISSING
@@ -463,7 +452,7 @@ def ended(
         if words[to] - first > 1:
             if 4 * (words[to] - first) > len(slots):
                 return FULL + len(domains)
-            if repeats(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
+            if has_duplicate_key(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
                 return REPEATED_KEY
     return VALID
 
@@ -474,41 +463,38 @@ def read_record(
     p: int,
     end: int,
     root: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
+    ops, places = plan
+    nodes, words, valid, domains = memory
+    frames = scratch.frames
     message, depth, e, next_ = root, 0, domains[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
     valid[nodes[0, FLAG] + e] = 1
-    begun(root, e, ops, places, nodes, words, valid, domains)
+    begin_message(root, e, plan, memory)
     while True:
         if p == end:
-            wrong = ended(message, e, ops, places, nodes, words, valid, domains, slots, seed, b)
+            wrong = check_message(b, message, e, plan, memory, scratch)
             if wrong != VALID or depth == 0:
                 return wrong, message, p
             depth -= 1
             message, e, end, next_ = frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3]
             continue
         start = p
-        p, tag = tag_at(b, p, end)
+        p, tag = read_tag(b, p, end)
         if p < 0:
             return -p, message, start
         number, wire = tag >> 3, tag & 7
         # Most writers write fields in the order of their numbers.
         first, count = ops[message, FIELDS], ops[message, COUNT]
         if next_ >= count or places[first + 2 * next_] != number:
-            next_ = place_of(places, first, count, 2, number)
+            next_ = find_row(places, first, count, 2, number)
         if next_ < 0:
             next_ = 0
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
@@ -518,19 +504,19 @@ def read_record(
             next_ += 1
         packed = shape != SINGLE and wire == BLOB and expected != BLOB
         if wire != expected and not packed:  # treat as unknown
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
-        if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, ops, places):
-            p = skipped(b, p, end, tag, frames, depth)
+        if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, plan):
+            p = skip(b, p, end, tag, frames, depth)
             continue
         if ops[op, OTHER]:
             for k in range(ops[op, OTHERS], ops[op, OTHERS] + ops[op, OTHER]):
                 if valid[nodes[places[k], FLAG] + e]:
-                    forget(places[k], e, nodes, words, valid, domains)
+                    clear(places[k], e, nodes, words, valid, domains)
         if kind == SKIP:
-            p = skipped(b, p, end, tag, frames, depth)
+            p = skip(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
@@ -547,7 +533,7 @@ def read_record(
         while not packed or p < stop:
             entry = e
             if shape != SINGLE:
-                if packed and ops[op, CLOSED] and is_unknown(b, p, stop, op, ops, places):
+                if packed and ops[op, CLOSED] and is_unknown(b, p, stop, op, plan):
                     p, _ = varint(b, p, stop)
                     continue
                 inner = nodes[outer, INNER]
@@ -572,10 +558,10 @@ def read_record(
                     if cells < 0:
                         return TOO_MANY, op, start
                     valid[there] = 1
-                    begun(op, entry, ops, places, nodes, words, valid, domains)
+                    begin_message(op, entry, plan, memory)
                 message, e, end, next_ = op, entry, p + length, 0
                 break
-            after = value_of(b, p, stop, op, entry, ops, places, nodes, words, valid, frames, slots)
+            after = read_value(b, p, stop, op, entry, plan, memory, scratch)
             if after < 0:
                 return -after, op, start
             p = after
@@ -590,19 +576,14 @@ def read_records(
     lengths: Numbers,
     roots: Numbers,
     first: int,
-    ops: Numbers,
-    places: Numbers,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    domains: Numbers,
-    frames: Numbers,
-    slots: Numbers,
-    seed: int,
+    plan: Plan,
+    memory: Memory,
+    scratch: Scratch,
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
     """Read records, starting at index `first`. Arguments and result are those of Avro's `read_records`."""
+    domains = memory.domains
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -610,9 +591,7 @@ def read_records(
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
-        found, op, p = read_record(
-            b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
-        )
+        found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == VALID:
             wrong[i] = VALID
             domains[0, USED] += 1

@@ -43,19 +43,19 @@ NO_MOMENT = 17
 MALFORMED, UTF8, RANGE, MISMATCH = "InvalidProtobuf", "InvalidUtf8", "OutOfRange", "TypeMismatch"
 MISSING_REQUIRED = "MissingRequired"
 
-SAID: dict[int, tuple[str, str]] = {
+ERRORS: dict[int, tuple[str, str]] = {
     ENDS_EARLY: (MALFORMED, "the message ends within this value"),
     LONG_VARINT: (MALFORMED, "a number has more than 64 bits"),
-    NO_FIELD: (MALFORMED, "there is no field of this number"),
-    NO_WIRE_TYPE: (MALFORMED, "there is no such wire type"),
+    NO_FIELD: (MALFORMED, "the field number is invalid"),
+    NO_WIRE_TYPE: (MALFORMED, "the wire type is invalid"),
     NO_GROUP: (MALFORMED, "a group's start and end do not match"),
     TOO_DEEP: ("TooDeep", "messages are nested too deep"),
     TOO_MANY: ("TooLarge", "the record's elements have too many columns for its bytes"),
-    INVALID_UTF8: (UTF8, "a text is not UTF-8"),
+    INVALID_UTF8: (UTF8, "a string is not UTF-8"),
     NOT_HELD: (RANGE, "the column cannot hold this number"),
-    NO_UUID: (MISMATCH, "the text is not a UUID"),
-    NO_MOMENT: (MISMATCH, "the text is not a date or time of this type in ISO 8601"),
-    OTHER_LENGTH: (MISMATCH, "the value has another length than the column"),
+    NO_UUID: (MISMATCH, "the string is not a UUID"),
+    NO_MOMENT: (MISMATCH, "the string is not a date or time of this type in ISO 8601"),
+    OTHER_LENGTH: (MISMATCH, "the value's length differs from the column's"),
     NO_SYMBOL: (MISMATCH, "the enum has no symbol of this number; a column of type int keeps any"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     NO_TIMESTAMP: (RANGE, "the timestamp's nanoseconds or seconds are out of range"),

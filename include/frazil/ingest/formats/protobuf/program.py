@@ -13,9 +13,10 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.avro.program import MISSING, Fault, Target
+from frazil.ingest.formats.avro.program import MAX_OPERATIONS, MISSING, BaseProgram, Fault, Target
+from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED, Numbers
+from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 from frazil.ingest.formats.protobuf import operations as op
 
@@ -42,14 +43,9 @@ WRAPPERS = frozenset(
 TIMESTAMP = "google.protobuf.Timestamp"
 _INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
-MAX_OPERATIONS = 100_000
 
 
-class TooLarge(Exception):
-    """The Protobuf schema is valid, but too large to be compiled."""
-
-
-class _Refused(Exception):
+class _CannotFill(Exception):
     """Why a field cannot fill its column."""
 
     def __init__(self, error_class: str, text: str, path: str = "") -> None:
@@ -64,27 +60,17 @@ class _Absent:
     needs: list[int] = field(default_factory=list)
 
 
-class Program:
-    """The operations of all messages added so far. The arrays are replaced when a message is added."""
+class Program(BaseProgram):
+    """The operations of Protobuf messages."""
+
+    _width = op.WIDTH
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
-        self._columns = columns
-        self._units = units
-        self._record = Target(schema, 0, -1, "")
-        self._rows: list[list[int]] = []
-        self._max_rows = 0
-        self._places: list[int] = []
-        self._paths: list[str] = []
+        super().__init__(schema, columns, units)
         self._absent: dict[int, _Absent] = {}
-        self._unfit: dict[int, Fault] = {}
         self._needed: dict[int, str] = {}
-        self._symbols: dict[str, int] = {}
         self.spans: dict[int, Any] = {}
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
-        self.text = b""
-        """The symbols of all enums, concatenated."""
-        self.ops: Numbers = np.zeros((1, op.WIDTH), np.int64)
-        self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: Descriptor) -> int | Fault:
         """Add a message. Returns the first operation of its records, or the error if they cannot become rows.
@@ -94,33 +80,24 @@ class Program:
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
         try:
-            root = self._message(written, self._record)
-        except (TooLarge, _Refused) as error:
+            root = self._add_fields(written, self._record)
+        except (TooLarge, _CannotFill) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._absent = {row: absent for row, absent in self._absent.items() if row < rows}
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
             if isinstance(error, TooLarge):
                 raise
             return error.args[0], ": ".join(part for part in (error.args[2], error.args[1]) if part)
-        self.ops = np.array(self._rows, np.int64)
-        self.places = np.array(self._places or [0], np.int64)
+        self._complete_plan()
         return root
 
-    def path(self, place: int) -> str:
-        """Return the path of the column that an operation fills."""
-        return self._paths[place]
-
-    def needed(self, place: int) -> str:
+    def required_paths(self, place: int) -> str:
         """Return the paths of the columns that the message of this operation must fill, joined with "or"."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
 
-    def unfit(self, place: int) -> Fault:
-        """Return the error for a value that an operation rejects."""
-        return self._unfit[place]
-
-    def _message(self, written: Descriptor, target: Target) -> int:
+    def _add_fields(self, written: Descriptor, target: Target) -> int:
         assert isinstance(target.kind, iceberg.StructType)
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
@@ -132,7 +109,7 @@ class Program:
             )
             for i, one in enumerate(target.kind.fields)
         }
-        row = self._row(op.MESSAGE, target)
+        row = self._add_row(op.MESSAGE, target)
         absent = self._absent[row] = _Absent()
         fields = {one.name: one for one in written.fields}
         for name, inside in wanted.items():
@@ -144,20 +121,22 @@ class Program:
             if self._units.get(inside.field_id) in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 absent.begin += [inside.node, int(self._columns.nodes[inside.node, REQUIRED]), 0, 0]
             elif name in fields:
-                operations[fields[name].number] = self._field(fields[name], inside, absent)
+                operations[fields[name].number] = self._add_field(fields[name], inside, absent)
                 if isinstance(inside.kind, iceberg.MapType):
                     maps.append(inside.node)
-        self._join_oneofs(written, wanted, operations)
+        self._link_oneofs(written, wanted, operations)
         self._set_message(row, operations, absent, maps)
         self._set(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
         return row
 
     def _add_absent(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
         if self._columns.nodes[inside.node, REQUIRED]:
-            raise _Refused(MISSING, f"required, and the written schema's {written.name} has no such field", inside.path)
+            raise _CannotFill(
+                MISSING, f"required, and the written schema's {written.name} has no such field", inside.path
+            )
         absent.begin += [inside.node, 0, 0, 0]
 
-    def _join_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
+    def _link_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
         """Make each field of a oneof clear the other fields of the oneof, even if the field fills no column."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
@@ -167,7 +146,7 @@ class Program:
                     continue
                 if one.number not in operations:
                     nowhere = Target(iceberg.BooleanType(), -1, -1, one.name)
-                    operations[one.number] = self._row(op.SKIP, nowhere)
+                    operations[one.number] = self._add_row(op.SKIP, nowhere)
                     self._set(operations[one.number], op.WIRE, wire_type(one))
                 self._set_places(operations[one.number], op.OTHERS, others)
 
@@ -177,16 +156,16 @@ class Program:
         self._set_places(row, op.NEEDS, absent.needs)
         self._set_places(row, op.MAPS, maps)
 
-    def _field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
-        """Return the operation of a field. Adds the column's value for messages without the field to `absent`."""
+    def _add_field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
+        """Add the operation of a field, and return it. Adds the value of a missing field to `absent`."""
         try:
             if written.is_repeated:
-                row = self._repeated(written, target)
+                row = self._add_repeated(written, target)
                 absent.begin += [target.node, 1, 0, 0]
                 return row
-            row, default = self._single(written, target)
-        except _Refused as error:
-            row = self._row(op.REFUSED, target)
+            row, default = self._add_single(written, target)
+        except _CannotFill as error:
+            row = self._add_row(op.REFUSED, target)
             self._set(row, op.WIRE, wire_type(written))
             if written.is_repeated and written.type not in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE):
                 self._set(row, op.SHAPE, op.LIST_ENTRY)
@@ -201,33 +180,33 @@ class Program:
             absent.begin += [target.node, 1, *default]
         return row
 
-    def _repeated(self, written: FieldDescriptor, target: Target) -> int:
+    def _add_repeated(self, written: FieldDescriptor, target: Target) -> int:
         match target.kind:
             case iceberg.ListType():
                 one = target.kind.element_field
                 inside = Target(one.field_type, target.node + 1, one.field_id, f"{target.path}.element")
-                row, _ = self._single(written, inside)
+                row, _ = self._add_single(written, inside)
                 self._set(row, op.SHAPE, op.LIST_ENTRY)
-            case iceberg.MapType() if _is_map(written):
-                row = self._map(written, target, target.kind)
+            case iceberg.MapType() if is_map(written):
+                row = self._add_map(written, target, target.kind)
             case _:
-                what = "map" if _is_map(written) else f"repeated {type_name(written)}"
-                raise _Refused(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
+                what = "map" if is_map(written) else f"repeated {type_name(written)}"
+                raise _CannotFill(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
         self._set(row, op.OUTER, target.node)
         return row
 
-    def _map(self, written: FieldDescriptor, target: Target, kind: iceberg.MapType) -> int:
+    def _add_map(self, written: FieldDescriptor, target: Target, kind: iceberg.MapType) -> int:
         parts = written.message_type.fields_by_name
         if parts["key"].type != _F.TYPE_STRING:
             what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
-            raise _Refused(op.MISMATCH, f"{what} cannot fill a map; a list of structs of key and value holds it")
+            raise _CannotFill(op.MISMATCH, f"{what} cannot fill a map; a list of structs of key and value holds it")
         key = Target(kind.key_type, target.node + 1, kind.key_id, f"{target.path}.key")
         value = Target(kind.value_type, target.node + 2, kind.value_id, f"{target.path}.value")
-        row = self._row(op.MESSAGE, key)
+        row = self._add_row(op.MESSAGE, key)
         self._set(row, op.WIRE, op.BLOB)
         self._set(row, op.SHAPE, op.MAP_ENTRY)
         absent = _Absent()
-        operations = {1: self._field(parts["key"], key, absent), 2: self._field(parts["value"], value, absent)}
+        operations = {1: self._add_field(parts["key"], key, absent), 2: self._add_field(parts["value"], value, absent)}
         if parts["value"].has_presence and (inside := self._absent.get(operations[2])):  # an entry has an empty message
             absent.begin[-4:] = [value.node, 1, 0, 0]
             absent.begin += inside.begin
@@ -238,59 +217,61 @@ class Program:
         self._set(row, op.CELLS, 2)
         return row
 
-    def _single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        """Return the operation of a single value, and the two words of the default.
+    def _add_single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
+        """Add the operation of a single value. Returns it, and the two words of the default.
 
         The default is the column's value if the field is absent; None means null.
         """
         if written.type == _F.TYPE_GROUP:
-            raise _Refused(op.MISMATCH, "Protobuf's group cannot fill a column")
+            raise _CannotFill(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
-            return self._inner(written.message_type, target), None
+            return self._add_message(written.message_type, target), None
         if written.enum_type is not None:
-            return self._enum(written.enum_type, target)
+            return self._add_enum(written.enum_type, target)
         found = scalar(written.type, target.kind, self._units.get(target.field_id))
         if found is None:
-            raise _Refused(op.MISMATCH, f"Protobuf's {type_name(written)} cannot fill a column of type {target.kind}")
-        row = self._row(found.pop(op.OPERATION), target)
+            raise _CannotFill(
+                op.MISMATCH, f"Protobuf's {type_name(written)} cannot fill a column of type {target.kind}"
+            )
+        row = self._add_row(found.pop(op.OPERATION), target)
         for column, value in found.items():
             self._set(row, column, value)
         of_text = written.type == _F.TYPE_STRING and isinstance(target.kind, (iceberg.UUIDType, *_MOMENTS))
-        none = of_text or (isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0)
-        return row, None if none else [0, 0]
+        has_no_default = of_text or (isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0)
+        return row, None if has_no_default else [0, 0]
 
-    def _inner(self, written: Descriptor, target: Target) -> int:
+    def _add_message(self, written: Descriptor, target: Target) -> int:
         match target.kind:
             case iceberg.StructType():
-                row = self._message(written, target)
+                row = self._add_fields(written, target)
             case iceberg.TimestampType() | iceberg.TimestamptzType() if written.full_name == TIMESTAMP:
-                row = self._row(op.TIMESTAMP, target)
+                row = self._add_row(op.TIMESTAMP, target)
             case iceberg.StringType() if self._units.get(target.field_id) in (AS_JSON, AS_TEXT, JSON_IN_TEXT):
-                row = self._row(op.BYTES, target)  # `JsonTexts` writes the text
+                row = self._add_row(op.BYTES, target)  # `JsonTexts` writes the text
             case _ if written.full_name in WRAPPERS:
-                row = self._row(op.MESSAGE, target)
-                inside, default = self._single(written.fields[0], target)
+                row = self._add_row(op.MESSAGE, target)
+                inside, default = self._add_single(written.fields[0], target)
                 absent = self._absent[row] = _Absent([target.node, int(default is not None), 0, 0])
                 self._set_message(row, {1: inside}, absent, ())
                 self._set(row, op.CELLS, 1)
             case _:
-                raise _Refused(
+                raise _CannotFill(
                     op.MISMATCH, f"Protobuf's message {written.name} cannot fill a column of type {target.kind}"
                 )
         self._set(row, op.WIRE, op.BLOB)
         return row
 
-    def _enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
+    def _add_enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
         symbols = {one.number: one.name for one in reversed(written.values)}  # of equal numbers, the first
         if isinstance(target.kind, iceberg.StringType):
-            row = self._row(op.SYMBOL, target)
+            row = self._add_row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
-            row = self._row(op.INTEGER, target)
+            row = self._add_row(op.INTEGER, target)
             for column, value in ((op.MIN_VALUE, _INT[0]), (op.MAX_VALUE, _INT[1]), (op.FACTOR, 1)):
                 self._set(row, column, value)
         else:
-            raise _Refused(op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}")
-        places = {number: self._symbol(name) for number, name in symbols.items()}
+            raise _CannotFill(op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}")
+        places = {number: self._intern_symbol(name) for number, name in symbols.items()}
         self._set_places(row, op.SYMBOLS, [part for number in sorted(places) for part in (number, *places[number])], 3)
         self._set(row, op.BITS, op.INT32)
         self._set(row, op.CLOSED, written.is_closed)
@@ -298,17 +279,6 @@ class Program:
             return row, [0, 0]
         first = places.get(0)
         return row, None if first is None else [-1 - first[0], first[1]]
-
-    def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._max_rows:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
-        self._rows.append([0] * op.WIDTH)
-        self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
-        self._paths.append(target.path)
-        return len(self._rows) - 1
-
-    def _set(self, row: int, column: int, value: int) -> None:
-        self._rows[row][column] = int(value)
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
         """Append numbers to `places`. Sets `column` to their start, and the next column to their number.
@@ -319,16 +289,8 @@ class Program:
         self._set(row, column + 1, len(places) // width)
         self._places += places
 
-    def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Return the start and length of a symbol in `text`."""
-        text = symbol.encode()
-        if symbol not in self._symbols:
-            self._symbols[symbol] = len(self.text)
-            self.text += text
-        return self._symbols[symbol], len(text)
 
-
-def _is_map(written: FieldDescriptor) -> bool:
+def is_map(written: FieldDescriptor) -> bool:
     return written.message_type is not None and written.message_type.GetOptions().map_entry
 
 

@@ -44,7 +44,7 @@ class UnreadableSchema(Exception):
 
 def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
     """Return the message called `name`; if it is None, the schema's only top-level message. Raises UnreadableSchema."""
-    file = _file(text, references)
+    file = _load(text, references)
     if name is None:
         found = list(file.message_types_by_name.values())
         if len(found) != 1:
@@ -54,7 +54,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
         return file.pool.FindMessageTypeByName(name)
     except KeyError:
         known = ", ".join(one.full_name for one in file.message_types_by_name.values())
-        raise UnreadableSchema(f"it has no message {name}; it has {known or 'none'}") from None
+        raise UnreadableSchema(f"it does not define the message {name}; it defines {known or 'no messages'}") from None
 
 
 def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
@@ -62,33 +62,35 @@ def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequen
 
     The messages of map entries are not counted. Raises UnreadableSchema.
     """
-    file = _file(text, references)
+    file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
     for index in indexes:
         if not 0 <= index < len(among):
-            raise UnreadableSchema(f"it has no message at the indexes {list(indexes)}")
+            raise UnreadableSchema(f"it does not define a message at the indexes {list(indexes)}")
         found = among[index]
         among = [one for one in found.nested_types if not one.GetOptions().map_entry]
     assert found is not None
     return found
 
 
-def _file(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
+def _load(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
     pool = descriptor_pool.DescriptorPool()
-    files = {name: _parsed(one, name) for name, one in references}
-    main, *others = _parsed_all(text)
+    files = {name: _parse_file(one, name) for name, one in references}
+    main, *others = _parse_files(text)
     files |= {one.name: one for one in others}
     while main.name in files or not main.name:
         main.name = f"{main.name}{_MAIN}"
     try:
-        _add(main, files, pool, ())
+        _add_to_pool(main, files, pool, ())
         return pool.FindFileByName(main.name)
     except (TypeError, KeyError, ValueError) as error:
         raise UnreadableSchema(" ".join(str(error).split())) from None
 
 
-def _add(file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPool, inside: tuple[str, ...]) -> None:
+def _add_to_pool(
+    file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPool, inside: tuple[str, ...]
+) -> None:
     """Add a file to the pool, after the files that it imports."""
     if file.name in inside:
         raise UnreadableSchema(f"{file.name} imports itself")
@@ -101,27 +103,27 @@ def _add(file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPoo
         if name in files:
             imported = files[name]
         elif name in _KNOWN_TEXTS:
-            imported = _parsed(_KNOWN_TEXTS[name], name)
+            imported = _parse_file(_KNOWN_TEXTS[name], name)
         elif name in _WELL_KNOWN:
             module = importlib.import_module(_WELL_KNOWN[name])
             imported = File.FromString(module.DESCRIPTOR.serialized_pb)
         else:
             raise UnreadableSchema(f"it imports {name}, which is missing")
-        _add(imported, files, pool, (*inside, file.name))
+        _add_to_pool(imported, files, pool, (*inside, file.name))
     pool.AddSerializedFile(file.SerializeToString())
 
 
-def _parsed(text: str, name: str) -> File:
-    *_, found = reversed(_parsed_all(text))
+def _parse_file(text: str, name: str) -> File:
+    *_, found = reversed(_parse_files(text))
     found.name = name
     return found
 
 
-def _parsed_all(text: str) -> list[File]:
+def _parse_files(text: str) -> list[File]:
     """Parse a schema. Returns its file, followed by the imported files that the text contains."""
     if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
         try:
-            return _of_descriptor(base64.b64decode(text, validate=False))
+            return _parse_descriptor(base64.b64decode(text, validate=False))
         except (binascii.Error, ValueError, DecodeError) as error:
             raise UnreadableSchema(f"a descriptor cannot be read: {error}") from None
     try:
@@ -132,7 +134,7 @@ def _parsed_all(text: str) -> list[File]:
         raise UnreadableSchema("its messages are nested too deep") from None
 
 
-def _of_descriptor(data: bytes) -> list[File]:
+def _parse_descriptor(data: bytes) -> list[File]:
     """Parse protoc's FileDescriptorSet (returns the main file first) or a single FileDescriptorProto."""
     try:
         files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file

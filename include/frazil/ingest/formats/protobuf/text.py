@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     [0-9.][0-9A-Za-z_.]*(?:[eE][+-][0-9]+)? | [{}\[\]()<>=;,:+\-/] )""",
     re.VERBOSE | re.DOTALL,
 )
-_DEEPEST = 60
+_MAX_DEPTH = 60
 _Field = descriptor_pb2.FieldDescriptorProto
 _Label = {"optional": _Field.LABEL_OPTIONAL, "required": _Field.LABEL_REQUIRED, "repeated": _Field.LABEL_REPEATED}
 _SCALARS = {
@@ -50,10 +50,10 @@ class InvalidText(Exception):
 
 def file_of_text(text: str) -> descriptor_pb2.FileDescriptorProto:
     """Return the file's descriptor, without a name. Raises InvalidText."""
-    return _Parsing(text).file()
+    return _Parser(text).file()
 
 
-class _Parsing:
+class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, int]] = []
         self._at = 0
@@ -71,7 +71,7 @@ class _Parsing:
         self._text = text
 
     def file(self) -> descriptor_pb2.FileDescriptorProto:
-        made = descriptor_pb2.FileDescriptorProto()
+        target = descriptor_pb2.FileDescriptorProto()
         self._proto3 = False
         while self._at < len(self._tokens):
             match self._next():
@@ -79,82 +79,82 @@ class _Parsing:
                     pass
                 case "syntax" | "edition":
                     self._expect("=")
-                    self._syntax(_unquoted(self._next()), made)
+                    self._syntax(_unquote(self._next()), target)
                     self._expect(";")
                 case "package":
-                    made.package = self._next()
+                    target.package = self._next()
                     self._expect(";")
                 case "import":
                     name = self._next()
                     while name in ("public", "weak", "option"):
                         if name == "public":
-                            made.public_dependency.append(len(made.dependency))
+                            target.public_dependency.append(len(target.dependency))
                         name = self._next()
-                    made.dependency.append(_unquoted(name))
+                    target.dependency.append(_unquote(name))
                     self._expect(";")
                 case "option":
-                    self._option(made.options)
+                    self._option(target.options)
                     self._expect(";")
                 case "message":
-                    self._message(made.message_type.add(), 0)
+                    self._message(target.message_type.add(), 0)
                 case "enum":
-                    self._enum(made.enum_type.add())
+                    self._enum(target.enum_type.add())
                 case "service" | "extend":
-                    self._pass_over()
+                    self._skip_statement()
                 case other:
-                    raise self._wrong(f"{other!r} is not allowed here")
-        return made
+                    raise self._error(f"{other!r} is not allowed here")
+        return target
 
-    def _syntax(self, name: str, made: descriptor_pb2.FileDescriptorProto) -> None:
+    def _syntax(self, name: str, target: descriptor_pb2.FileDescriptorProto) -> None:
         if name in ("proto2", "proto3"):
-            made.syntax = name
+            target.syntax = name
             self._proto3 = name == "proto3"
         elif f"EDITION_{name}" in descriptor_pb2.Edition.keys():  # noqa: SIM118 - it is not a mapping
-            made.syntax, made.edition = "editions", descriptor_pb2.Edition.Value(f"EDITION_{name}")
+            target.syntax, target.edition = "editions", descriptor_pb2.Edition.Value(f"EDITION_{name}")
         else:
-            raise self._wrong(f"{name!r} is not a known syntax or edition")
+            raise self._error(f"{name!r} is not a known syntax or edition")
 
-    def _message(self, made: descriptor_pb2.DescriptorProto, depth: int, name: str | None = None) -> None:
-        if depth > _DEEPEST:
-            raise self._wrong("messages are nested too deep")
-        made.name = name or self._next()
+    def _message(self, target: descriptor_pb2.DescriptorProto, depth: int, name: str | None = None) -> None:
+        if depth > _MAX_DEPTH:
+            raise self._error("messages are nested too deep")
+        target.name = name or self._next()
         self._expect("{")
         while (word := self._next()) != "}":
             if word == "message" and self._peek(1) == "{":
-                self._message(made.nested_type.add(), depth + 1)
+                self._message(target.nested_type.add(), depth + 1)
             elif word == "enum" and self._peek(1) == "{":
-                self._enum(made.enum_type.add())
+                self._enum(target.enum_type.add())
             elif word == "option":
-                self._option(made.options)
+                self._option(target.options)
                 self._expect(";")
             elif word == "oneof" and self._peek(1) == "{":
-                made.oneof_decl.add(name=self._next())
+                target.oneof_decl.add(name=self._next())
                 self._expect("{")
                 while (word := self._next()) != "}":
                     if word == "option":
                         self._option(descriptor_pb2.OneofOptions())
                         self._expect(";")
                     elif word != ";":
-                        self._field(word, made, depth, len(made.oneof_decl) - 1)
+                        self._field(word, target, depth, len(target.oneof_decl) - 1)
             elif (word in ("reserved", "extensions") and self._peek(1) not in ("=",)) or (
                 word == "extend" and self._peek(1) == "{"
             ):
-                self._pass_over()
+                self._skip_statement()
             elif word != ";":
-                self._field(word, made, depth)
-        self._say_optional(made)
+                self._field(word, target, depth)
+        self._add_optional_oneofs(target)
 
-    def _field(self, word: str, made: descriptor_pb2.DescriptorProto, depth: int, oneof: int | None = None) -> None:
+    def _field(self, word: str, target: descriptor_pb2.DescriptorProto, depth: int, oneof: int | None = None) -> None:
         label = _Label.get(word) if oneof is None and self._peek() != "=" else None
         kind = word if label is None else self._next()
-        field = made.field.add(label=label or _Field.LABEL_OPTIONAL)
+        field = target.field.add(label=label or _Field.LABEL_OPTIONAL)
         if oneof is not None:
             field.oneof_index = oneof
         field.proto3_optional = self._proto3 and word == "optional" and label is not None
         if not field.proto3_optional:
             field.ClearField("proto3_optional")
         if kind == "map" and self._peek() == "<":
-            self._map(field, made)
+            self._map(field, target)
             return
         field.name = self._next()
         self._expect("=")
@@ -164,12 +164,12 @@ class _Parsing:
         if kind == "group":
             group = field.name
             field.type, field.type_name, field.name = _Field.TYPE_GROUP, group, group.lower()
-            self._message(made.nested_type.add(), depth + 1, group)
+            self._message(target.nested_type.add(), depth + 1, group)
             return
-        self._say_type(field, kind)
+        self._set_type(field, kind)
         self._expect(";")
 
-    def _map(self, field: descriptor_pb2.FieldDescriptorProto, made: descriptor_pb2.DescriptorProto) -> None:
+    def _map(self, field: descriptor_pb2.FieldDescriptorProto, target: descriptor_pb2.DescriptorProto) -> None:
         self._expect("<")
         key = self._next()
         self._expect(",")
@@ -181,43 +181,43 @@ class _Parsing:
         if self._peek() == "[":
             self._field_options(field)
         self._expect(";")
-        entry = made.nested_type.add(name=_entry_name(field.name))
+        entry = target.nested_type.add(name=_entry_name(field.name))
         entry.options.map_entry = True
         for number, name, kind in ((1, "key", key), (2, "value", value)):
             part = entry.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-            self._say_type(part, kind)
+            self._set_type(part, kind)
         field.label, field.type, field.type_name = _Field.LABEL_REPEATED, _Field.TYPE_MESSAGE, entry.name
 
-    def _say_type(self, field: descriptor_pb2.FieldDescriptorProto, kind: str) -> None:
+    def _set_type(self, field: descriptor_pb2.FieldDescriptorProto, kind: str) -> None:
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
         elif re.fullmatch(r"\.?[A-Za-z_][\w.]*", kind):
             field.type_name = kind  # the pool decides whether it is a message or an enum
         else:
-            raise self._wrong(f"{kind!r} is not a type")
+            raise self._error(f"{kind!r} is not a type")
 
     @staticmethod
-    def _say_optional(made: descriptor_pb2.DescriptorProto) -> None:
+    def _add_optional_oneofs(target: descriptor_pb2.DescriptorProto) -> None:
         """Add a synthetic oneof for each proto3 optional field, as descriptors require."""
-        for field in made.field:
+        for field in target.field:
             if field.proto3_optional:
-                field.oneof_index = len(made.oneof_decl)
-                made.oneof_decl.add(name=f"_{field.name}")
+                field.oneof_index = len(target.oneof_decl)
+                target.oneof_decl.add(name=f"_{field.name}")
 
-    def _enum(self, made: descriptor_pb2.EnumDescriptorProto) -> None:
-        made.name = self._next()
+    def _enum(self, target: descriptor_pb2.EnumDescriptorProto) -> None:
+        target.name = self._next()
         self._expect("{")
         while (word := self._next()) != "}":
             if word == "option":
-                self._option(made.options)
+                self._option(target.options)
                 self._expect(";")
             elif word == "reserved" and self._peek() != "=":
-                self._pass_over()
+                self._skip_statement()
             elif word != ";":
                 self._expect("=")
-                made.value.add(name=word, number=self._number())
+                target.value.add(name=word, number=self._number())
                 if self._peek() == "[":
-                    self._balanced()
+                    self._skip_brackets()
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
@@ -226,7 +226,7 @@ class _Parsing:
         name = self._next()
         while self._peek() != "=":
             if self._peek() == "(":
-                self._balanced()
+                self._skip_brackets()
             else:
                 name += self._next()
         self._expect("=")
@@ -235,14 +235,14 @@ class _Parsing:
             self._next()
         elif value in _CLOSING:
             self._at -= 1
-            self._balanced()
+            self._skip_brackets()
         while self._peek()[:1] in ("'", '"'):
             self._next()
         prefix, _, feature = name.rpartition(".")
         if self._tokens[begin][0] != "(" and prefix == "features" and feature in _FEATURES:
             kind = options.features.DESCRIPTOR.fields_by_name[feature].enum_type.values_by_name
             if value not in kind:
-                raise self._wrong(f"{value!r} is not a value of {name}")
+                raise self._error(f"{value!r} is not a value of {name}")
             setattr(options.features, feature, kind[value].number)
         elif name in ("allow_alias", "message_set_wire_format"):
             setattr(options, name, value == "true")
@@ -257,16 +257,16 @@ class _Parsing:
             if self._next_of(",", "]") == "]":
                 break
 
-    def _pass_over(self) -> None:
+    def _skip_statement(self) -> None:
         """Skip to the end of a statement, including its block."""
         while self._peek() not in (";", "{"):
             self._next()
         if self._peek() == ";":
             self._next()
         else:
-            self._balanced()
+            self._skip_brackets()
 
-    def _balanced(self) -> None:
+    def _skip_brackets(self) -> None:
         """Skip an opening bracket, its content, and its closing bracket."""
         closing = []
         while True:
@@ -274,7 +274,7 @@ class _Parsing:
             if word in _CLOSING:
                 closing.append(_CLOSING[word])
             elif word in _CLOSING.values() and word != closing.pop():
-                raise self._wrong(f"{word!r} closes another bracket")
+                raise self._error(f"{word!r} closes another bracket")
             if not closing:
                 return
 
@@ -286,9 +286,9 @@ class _Parsing:
         try:
             value = int(word, 8) if re.fullmatch(r"0[0-7]+", word) else int(word, 0)
         except ValueError:
-            raise self._wrong(f"{word!r} is not a number") from None
+            raise self._error(f"{word!r} is not a number") from None
         if value >= 2**31 + (sign < 0):
-            raise self._wrong(f"{word!r} is too large")
+            raise self._error(f"{word!r} is too large")
         return sign * value
 
     def _peek(self, ahead: int = 0) -> str:
@@ -303,20 +303,20 @@ class _Parsing:
     def _next_of(self, *words: str) -> str:
         word = self._next()
         if word not in words:
-            raise self._wrong(f"{' or '.join(words)} was expected, but found {word!r}")
+            raise self._error(f"{' or '.join(words)} was expected, but found {word!r}")
         return word
 
     def _expect(self, word: str) -> None:
         self._next_of(word)
 
-    def _wrong(self, what: str) -> InvalidText:
+    def _error(self, what: str) -> InvalidText:
         place = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
         return InvalidText(f"line {self._text.count(chr(10), 0, place) + 1}: {what}")
 
 
-def _unquoted(word: str) -> str:
+def _unquote(word: str) -> str:
     if word[:1] not in ("'", '"'):
-        raise InvalidText(f"{word!r} is not a text in quotation marks")
+        raise InvalidText(f"{word!r} is not a string in quotation marks")
     return word[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""Decodes whole record values into one column of type `string` or `binary`."""
+"""The formats `string` and `bytes`: the whole record value fills one column."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""The formats `string` and `bytes`: the whole record value fills one column."""
