@@ -12,7 +12,8 @@ from typing import Any
 from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
-from frazil.airflow.page.known import HEALTH_DAG, Measured, paused_dags, standing_alerts
+from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, Answers, PendingAnswer
