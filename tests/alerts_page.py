@@ -28,7 +28,7 @@ from frazil.maintenance.stream_rules import (
     stream_readings,
     window_reading,
 )
-from frazil.spec.maintenance import STALE_INTERVALS, Alerts, Maintenance
+from frazil.spec.maintenance import MIN_STALE_INTERVALS, Alerts, Maintenance
 from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
 from frazil.status.flow import MIN_RECORDS, CommitSums, Flow
@@ -132,7 +132,7 @@ def render() -> str:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
     few = {"records": MIN_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
-    notes = _NOTES.format(intervals=STALE_INTERVALS, files=FEWEST_FILES, **few)
+    notes = _NOTES.format(intervals=MIN_STALE_INTERVALS, files=FEWEST_FILES, **few)
     return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
 
 

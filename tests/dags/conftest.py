@@ -55,9 +55,9 @@ class DagRunner:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers that wait for windows need not wait for Airflow first."""
-    from frazil.airflow.partitions import waiting_trigger  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.partitions import polling_trigger  # noqa: PLC0415 - needs AIRFLOW_HOME
 
-    monkeypatch.setattr(waiting_trigger, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(polling_trigger, "MIN_DEFERRAL_S", 0.0)
 
 
 @pytest.fixture(scope="session")

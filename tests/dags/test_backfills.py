@@ -17,7 +17,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.backfills import dag as backfills
-from frazil.airflow.backfills.stage import StageOperator
+from frazil.airflow.backfills.dag import StageOperator
 from frazil.airflow.task import run_name
 from frazil.audit.run import audit_stream
 from frazil.backfill.commit import BackfillCommitter

@@ -87,13 +87,13 @@ def test_what_a_user_did_is_read_from_the_state_that_the_task_is_in(
 ) -> None:
     task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
     task = task_actions.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
-    assert task_actions.task_action_of(task) is task_actions.TaskAction[action]
+    assert task_actions.find_task_action(task) is task_actions.TaskAction[action]
 
 
 def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
     task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
     assert (
-        task_actions.task_action_of(task_actions.DeferredTask(1, None, exists_now=False, try_number_now=None))
+        task_actions.find_task_action(task_actions.DeferredTask(1, None, exists_now=False, try_number_now=None))
         is task_actions.TaskAction.DELETED
     )
 
@@ -178,7 +178,7 @@ def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(m
     monkeypatch.setattr(trigger, "_preload", nothing)
     monkeypatch.setattr(triggers.asyncio, "sleep", nothing)
     assert asyncio.run(first_event()).payload["reason"] == "exit code 11"
-    assert triggers.SETTLED_SECONDS - 5 < max(slept) <= triggers.SETTLED_SECONDS
+    assert triggers.MIN_DEFERRAL_S - 5 < max(slept) <= triggers.MIN_DEFERRAL_S
 
 
 def _step(decision: Decision, *, problem: str | None = None, stall: Stall | None = None) -> Step:

@@ -31,7 +31,7 @@ event-time: ts
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = importlib.import_module("frazil.airflow.writers.hosted_trigger")
-    monkeypatch.setattr(found, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(found, "MIN_DEFERRAL_S", -1.0)
     monkeypatch.setattr(found, "POLL_SECONDS", 0.01)
     return found
 
@@ -51,7 +51,7 @@ def trigger(module: Any, tmp_path: Path, frazil_home: Path, monkeypatch: pytest.
             stream="s", application="small", streams=str(tmp_path / "streams"), resume=resume
         )
         one.task_instance = SimpleNamespace(run_id="run", try_number=1 + resume, dag_id="d", task_id="stream.s")
-        monkeypatch.setattr(one, "_desired", lambda: DesiredStore("s", None))
+        monkeypatch.setattr(one, "_open_desired", lambda: DesiredStore("s", None))
         return one
 
     return make
@@ -138,10 +138,10 @@ def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_user(trigger: Any)
 def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
     DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
     assert (
-        trigger()._paused(module.HostedObservation("ended"))
+        trigger()._describe_pause(module.HostedObservation("ended"))
         == "; paused by ana: Kafka upgrade; start it with `frazil resume s`"
     )
-    assert not trigger()._paused(module.HostedObservation("running", is_alive=True))
+    assert not trigger()._describe_pause(module.HostedObservation("running", is_alive=True))
 
 
 def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(

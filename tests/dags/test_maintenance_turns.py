@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.airflow.maintenance import due
+from frazil.airflow.maintenance.check_schedule import (
+    ENDED,
+    TableState,
+    dag_interval,
+    tables_in_progress,
+    tables_to_check,
+)
+from frazil.airflow.maintenance.dag import RewriteOperator
 from frazil.airflow.maintenance.due import TASKS, TURNS, Run, due_tables
-from frazil.airflow.maintenance.rewrite import RewriteOperator
-from frazil.airflow.maintenance.turns import ENDED, TableState, dag_interval, tables_in_progress, tables_to_check
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.dags.test_maintenance import EAGER, Store, declare

@@ -22,7 +22,7 @@ from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
 from frazil.airflow.partitions.sent_events import signals_to_send
-from frazil.airflow.partitions.tasks import gates_of
+from frazil.airflow.partitions.tasks import find_gates
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
@@ -272,17 +272,17 @@ def test_suites_are_read_where_the_environment_says(named: str, folder: str, mon
 
 def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path: Path) -> None:
     store, suite = Store(), tmp_path / "shop.orders.json"
-    assert gates_of(tmp_path, "shop.orders", store) is None
+    assert find_gates(tmp_path, "shop.orders", store) is None
     expectation = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}
     suite.write_text(json.dumps({"name": "orders", "expectations": [expectation]}))
-    assert gates_of(tmp_path, "shop.orders", store) is not None
+    assert find_gates(tmp_path, "shop.orders", store) is not None
     suite.rename(tmp_path / "shop.order.json")
     with pytest.raises(SpecError, match=r"shop\.orders\.json, is missing, so no window is signalled"):
-        gates_of(tmp_path, "shop.orders", store)
+        find_gates(tmp_path, "shop.orders", store)
     suite.write_text(json.dumps({"name": "orders", "expectations": []}))
-    assert gates_of(tmp_path, "shop.orders", store) is not None
+    assert find_gates(tmp_path, "shop.orders", store) is not None
     suite.unlink()
-    assert gates_of(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
+    assert find_gates(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
 
 
 def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001

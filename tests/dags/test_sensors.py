@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.partitions import tasks, waiting_trigger
+from frazil.airflow.partitions import polling_trigger, tasks
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
+from frazil.airflow.shown_state import MIN_DEFERRAL_S
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
 from frazil.signals.completion import GateOutcome, assess, signal_windows, window_status
 from frazil.spec.load import load_stream
@@ -93,10 +93,10 @@ def test_however_often_it_checks_it_fires_only_when_airflow_knows_that_its_task_
     async def nothing(seconds: float = 0) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(waiting_trigger, "SETTLED_SECONDS", SETTLED_SECONDS)
-    monkeypatch.setattr(waiting_trigger.asyncio, "sleep", nothing)
+    monkeypatch.setattr(polling_trigger, "MIN_DEFERRAL_S", MIN_DEFERRAL_S)
+    monkeypatch.setattr(polling_trigger.asyncio, "sleep", nothing)
     assert flow.answer("2013-12-30T01")["problem"] is None
-    assert slept == [SETTLED_SECONDS]
+    assert slept == [MIN_DEFERRAL_S]
 
 
 def test_what_it_waits_for_is_reported_when_it_is_of_another_kind_and_its_numbers_every_hour(
@@ -113,8 +113,8 @@ def test_what_it_waits_for_is_reported_when_it_is_of_another_kind_and_its_number
         held = " is held" if checks > 100 else ""
         return ({"problem": None} if checks > 240 else None), f"look {min(checks, 120)}{held}"
 
-    monkeypatch.setattr(waiting_trigger, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * checks))
-    monkeypatch.setattr(waiting_trigger.asyncio, "sleep", nothing)
+    monkeypatch.setattr(polling_trigger, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * checks))
+    monkeypatch.setattr(polling_trigger.asyncio, "sleep", nothing)
     monkeypatch.setattr(trigger, "poll", check)
 
     async def fired() -> Any:

@@ -11,7 +11,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.audits import dag as audits
 from frazil.airflow.health import dag as health
-from frazil.airflow.untrusted import extra_text, published_pairs, sent_in, stored_mapping, stored_names, stored_number
+from frazil.airflow.untrusted import (
+    extra_text,
+    parse_signals,
+    read_sent_signals,
+    stored_mapping,
+    stored_names,
+    stored_number,
+)
 from frazil.maintenance.alerts import AlertState, AlertStates
 
 FOREIGN: list[Any] = [
@@ -50,7 +57,7 @@ def test_only_an_event_with_facts_of_its_own_key_tells_of_a_signal(caplog: pytes
     foreign += [Event(ours.extra, key) for key in (None, "", "2013-12-30", "x" * 100_000)]
     foreign += [Event({**ours.extra, "from_rest_api": True})]
     with caplog.at_level(logging.WARNING):
-        assert sent_in([*foreign, ours], "demo.made") == {("2013-12-30T05", 7)}
+        assert read_sent_signals([*foreign, ours], "demo.made") == {("2013-12-30T05", 7)}
     assert f"{len(foreign)} events of the asset demo.made were not sent by frazil" in caplog.text
     assert len(caplog.text) < 2_000, "however huge they are"
 
@@ -59,13 +66,13 @@ def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixt
     assert stored_number(Store(k=0), "k") == 0
     assert stored_number(Store(k=9), "k", limit=8) is None
     assert stored_names(Store(k=["a", 1, "b"]), "k") == ["a", "b"]
-    assert caplog.text.count("skipped") == 2
+    assert caplog.text.count("ignoring") == 2
     for value in FOREIGN:
         store = Store(k=value)
         assert stored_number(store, "k") is None
         assert stored_names(store, "k") == []
         assert stored_mapping(store, "k") == (value if isinstance(value, dict) else {})
-        assert published_pairs(value) == frozenset()
+        assert parse_signals(value) == frozenset()
         assert extra_text({"k": value}, "k") == (value if value == "text" else None)
         assert extra_text(value, "k") is None
         assert AlertStates.from_json({"snapshots": value, "manifests": [1, True]}).rules == {

@@ -1,4 +1,4 @@
-"""Defines deadlines for DAG runs, so that a late run is reported while it is still running."""
+"""Deadlines for DAG runs, so that a late run is reported while it is still running."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 OnLate = Callable[..., Awaitable[None]]
 """An async function at the top level of a module that the triggerer can import.
 
-It is called with `sentence`, and with `context` if it has such a parameter: Airflow's context, with the message under
-the key `frazil`, as notifiers get it.
+It is called with `sentence`. If it has a parameter `context`, this is Airflow's context, with the message under the key
+`frazil`, as for notifiers.
 """
 
 
@@ -33,7 +33,7 @@ def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = Non
 
     `sentence` is the text of the report.
     """
-    target = AsyncCallback(on_late or late_callback() or say)
+    target = AsyncCallback(on_late or late_callback() or log_late_run)
     callback = AsyncCallback(notify_late, kwargs={"sentence": sentence, "to": target.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
@@ -42,10 +42,10 @@ async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> 
     """Call the function at the import path `to` with the message. Airflow calls this in the triggerer."""
     module, _, name = to.rpartition(".")
     on_late = getattr(import_module(module), name)
-    given = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
-    takes = inspect.signature(on_late).parameters.values()
-    takes_it = any(one.name == "context" or one.kind is inspect.Parameter.VAR_KEYWORD for one in takes)
-    await on_late(sentence=sentence, **(given if takes_it else {}))
+    extended = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
+    parameters = inspect.signature(on_late).parameters.values()
+    takes_it = any(one.name == "context" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    await on_late(sentence=sentence, **(extended if takes_it else {}))
 
 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
@@ -60,6 +60,6 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
     )
 
 
-async def say(*, context: Mapping[str, Any], **_: Any) -> None:
+async def log_late_run(*, context: Mapping[str, Any], **_: Any) -> None:
     """Log the message in the triggerer. This is the default; Airflow's UI shows the missed deadline too."""
     log.error("%s", context[CONTEXT_KEY].text)

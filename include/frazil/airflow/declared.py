@@ -60,6 +60,11 @@ def declared_streams(folder: Path) -> list[DeclaredStream]:
     return [stream for stream in all_streams(folder) if not stream.removed]
 
 
+def valid_specs(folder: Path) -> list[StreamSpec]:
+    """Return the current or last valid declarations of a folder's streams, sorted by name, without removed streams."""
+    return [stream.spec for stream in declared_streams(folder) if stream.spec is not None]
+
+
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that feed a table, sorted by name.
 
@@ -68,7 +73,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     names the table.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    feeding = [seen for one in found if one.spec is not None and (seen := seen_by(one.spec, table)) is not None]
+    feeding = [spec for one in found if one.spec is not None and (spec := seen_by(one.spec, table)) is not None]
     unknown = any(one.spec is None and table in _text(one.path) for one in found)
     return tuple(sorted(feeding, key=lambda s: s.name)) if feeding and not unknown else streams_of(folder, table)
 
@@ -98,7 +103,7 @@ def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None
 
 
 def _name_in(path: Path) -> str:
-    """Return the stream's name in a broken file if it can be read, or else a valid name made from the file's name."""
+    """Return the stream's name from a broken file. If it cannot be read, return a valid name made from the path."""
     try:
         name = str(read_mapping(path).get("name", ""))
     except SpecError:

@@ -60,8 +60,8 @@ def findings(streams: Path) -> Iterator[Finding]:
             yield from _import_errors(session)
         yield from _dags_of_all()
     except SQLAlchemyError as error:
-        said = " ".join(str(error).split())[:300]
-        yield Finding("airflow's database", State.WRONG, said, "airflow db migrate; airflow db check")
+        problem = " ".join(str(error).split())[:300]
+        yield Finding("airflow's database", State.WRONG, problem, "airflow db migrate; airflow db check")
 
 
 def _settings(streams: Path) -> Iterator[Finding]:
@@ -143,12 +143,12 @@ def _import_errors(session: Session) -> Iterator[Finding]:
 
 
 def _dags_of_all() -> Iterator[Finding]:
-    """Report which of the DAGs that watch, audit and maintain all streams do not run."""
+    """Yield a finding for each missing or paused DAG of DAGS_OF_ALL."""
     paused = paused_dags(DAGS_OF_ALL)
     for dag_id, undone in DAGS_OF_ALL.items():
         if dag_id not in paused:
-            said = f"Airflow has no DAG {dag_id}: {undone}"
-            yield Finding("dags", State.WARNING, said, "add its file to the DAG folder, as docs/reference/dags.md says")
+            fix = "add its file to the DAG folder, as docs/reference/dags.md says"
+            yield Finding("dags", State.WARNING, f"Airflow has no DAG {dag_id}: {undone}", fix)
         elif paused[dag_id]:
             yield Finding("dags", State.WARNING, f"{dag_id} is paused: {undone}", f"airflow dags unpause {dag_id}")
 

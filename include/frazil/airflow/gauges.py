@@ -23,7 +23,7 @@ GAUGES = {
     "frazil.table.manifest_list_bytes_per_file": "bytes of the manifest list for each data file",
     "frazil.table.metadata_bytes": "size of metadata.json, which each commit reads and writes",
     "frazil.table.snapshots": "snapshots in the metadata",
-    "frazil.table.alerts": "active alerts of the table, or of another subject named in `table`",
+    "frazil.table.alerts": "active alerts of the subject in the tag `table`: a table, a route or a stream",
     "frazil.stream.lag": "records in Kafka that are not committed, by stream",
     "frazil.stream.last_commit_timestamp_seconds": "when the stream last committed, in seconds since 1970",
     "frazil.windows.complete_through_timestamp_seconds": "end of the last decided window, in seconds since 1970",
@@ -31,23 +31,17 @@ GAUGES = {
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
 _HEALTH_GAUGES = (
-    "data_files",
-    "data_bytes",
-    "delete_files",
-    "rows",
-    "manifests",
-    "manifest_list_bytes_per_file",
-    "metadata_bytes",
-    "snapshots",
+    *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
+    *("metadata_bytes", "snapshots"),
 )
 
 
 def report_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
     """Export the health of measured tables, and the number of active alerts of each subject."""
-    standing = dict.fromkeys(found, 0)
+    counts = dict.fromkeys(found, 0)
     for alert in active:
-        standing[alert["table"]] = standing.get(alert["table"], 0) + 1
-    for name, count in standing.items():
+        counts[alert["table"]] = counts.get(alert["table"], 0) + 1
+    for name, count in counts.items():
         _export("frazil.table.alerts", count, table=name)
     for name, health in found.items():
         if isinstance(health, TableHealth):

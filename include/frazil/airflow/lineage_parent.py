@@ -47,7 +47,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Make the task the parent of applications that are submitted in this context.
 
-    Yields Spark properties with the parent.
+    Yields Spark properties with the parent; without a parent, yields `spark` unchanged.
     """
     from frazil.lineage.facts import PARENT  # noqa: PLC0415 - as above
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
 MAX_ATTEMPTS = 2
-"""Number of attempts per notification. An incident whose end is not reported would stay open."""
+"""Maximum number of attempts per notification. An incident whose end is not reported would stay open."""
 NO_REASON = "Airflow reports no reason (the task's process may have been killed): see the task's log"
 
 Call = Callable[[Any], None]
@@ -28,14 +28,14 @@ def with_message(call: Call, message_of: Callable[[Any], Message | None] | None 
     `message_of` returns the message; by default it is the message of a failed task.
     """
 
-    def reported(context: Any) -> None:
+    def report(context: Any) -> None:
         message = (message_of or failure)(context)
         if message is not None:
             # A notifier renders its templates only once.
             copy.copy(call)({**context, CONTEXT_KEY: message})
 
-    reported.__name__ = reported.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
-    return reported
+    report.__name__ = report.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
+    return report
 
 
 class EachAlert:
@@ -53,6 +53,7 @@ class EachAlert:
             raise errors[0]
 
     def _send(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
+        """Send the messages. Return those that could not be sent, and their errors."""
         failed: dict[str, tuple[Message, Exception]] = {}
         for message in messages:
             try:
@@ -71,38 +72,33 @@ def each_alert(notifier: Call) -> EachAlert:
 def failure(context: Any) -> Message:
     """Return the message of a task that failed for good."""
     error = context.get("exception") or context.get("reason") or NO_REASON
-    said = _error_text(error)
+    sentence = _error_sentence(error)
     try:
-        return _of_task(context, said)
+        return _task_message(context, sentence)
     except Exception:  # a context of another shape: notify anyway
         log.exception("cannot determine which task failed")
         return failed_task(
-            dag_id="Airflow", task="a frazil task", stream=None, table=None, error=said, since_ms=None, log="",
+            dag_id="Airflow", task="a frazil task", stream=None, table=None, error=sentence, since_ms=None, log="",
             overview=page_url(),
         )  # fmt: skip
 
 
-def _error_text(error: object) -> str:
+def _error_sentence(error: object) -> str:
     try:
-        said = str(error).strip() or repr(error)
+        text = str(error).strip() or repr(error)
     except Exception:  # notify anyway
         return type(error).__name__
-    # The texts of some errors are not clear without the class.
-    return f"{type(error).__name__}: {said}" if isinstance(error, KeyError | OSError | AssertionError) else said
+    # The messages of some errors are not clear without the class.
+    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError | OSError | AssertionError) else text
 
 
-def _of_task(context: Any, error: str) -> Message:
+def _task_message(context: Any, error: str) -> Message:
     ti = context["ti"]
     form = getattr(context.get("dag_run"), "conf", None)
     label = getattr(ti, "rendered_map_index", None)
     dag = context.get("dag") or ti.task.dag
-    about = task_subject(
-        ti.dag_id,
-        ti.task_id,
-        label=label,
-        form=form if isinstance(form, Mapping) else {},
-        shared=is_shared(dag.task_ids),
-    )
+    form = form if isinstance(form, Mapping) else {}
+    about = task_subject(ti.dag_id, ti.task_id, label=label, form=form, shared=is_shared(dag.task_ids))
     began = getattr(ti, "start_date", None)
     return failed_task(
         dag_id=ti.dag_id,

@@ -1,4 +1,4 @@
-"""Shows the state of a deferred task's writer, or why the task waits, as an XCom of the task.
+"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task.
 
 An XCom is the only part of a task in Airflow 3.3's UI that the task's trigger can write. The messages that a triggerer
 accepts (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) cannot write notes, rendered fields, the label of
@@ -19,6 +19,11 @@ from airflow.sdk.execution_time.comms import SetXCom
 from frazil import clock
 from frazil.timetext import utc
 
+MIN_DEFERRAL_S = 15.0
+"""Minimum number of seconds that a trigger waits before it fires. The executor reports the end of a task's first half
+(before the deferral) after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the end of
+the second half. Airflow then kills the second half, and retries a task that has failed for good.
+"""
 KEY = "frazil_state"
 """The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
 RENEW_INTERVAL_S = 900.0
@@ -55,19 +60,18 @@ class WriteLimit:
         since_s = now_s - self._tried_s
         if self._failed and since_s < RETRY_INTERVAL_S:
             return False
-        return (state != self._published or since_s >= RENEW_INTERVAL_S) and min(
-            self._left + since_s / REFILL_S, MAX_BURST
-        ) >= 1
+        left = min(self._left + since_s / REFILL_S, MAX_BURST)
+        return (state != self._published or since_s >= RENEW_INTERVAL_S) and left >= 1
 
-    def shows(self, state: str) -> bool:
+    def is_shown(self, state: str) -> bool:
         """Whether the task already shows this state."""
         return state == self._published and not self._failed
 
-    def tried(self, *, now_s: float) -> None:
+    def record_attempt(self, *, now_s: float) -> None:
         self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, MAX_BURST) - 1
         self._tried_s = now_s
 
-    def answered(self, state: str | None) -> None:
+    def record_result(self, state: str | None) -> None:
         """Record that the task shows this state now; None if the write failed."""
         self._failed = state is None
         self._published = state or self._published
@@ -95,7 +99,7 @@ class ShownState:
         is_writing = self._writing is not None and not self._writing.done()
         if instance is None or is_writing or not self._limit.is_due(state, now_s=now_s):
             return
-        self._limit.tried(now_s=now_s)
+        self._limit.record_attempt(now_s=now_s)
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
 
     async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
@@ -103,7 +107,7 @@ class ShownState:
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self._note(state)
-        if instance is not None and not self._limit.shows(state):
+        if instance is not None and not self._limit.is_shown(state):
             await self._write(instance, state, sentence)
 
     def _note(self, state: str) -> None:
@@ -113,13 +117,13 @@ class ShownState:
     async def _write(self, instance: Instance, state: str, sentence: str) -> None:
         try:
             await asyncio.wait_for(self._set_xcom(instance, state, sentence), WRITE_TIMEOUT_S)
-        except Exception as error:  # whatever Airflow, its database or the way to them does
-            self._limit.answered(None)
+        except Exception as error:  # any error of Airflow, its database or the network
+            self._limit.record_result(None)
             if not self._has_warned:
                 self.warn("Cannot show the writer's state on its task; will retry: %r", error)
             self._has_warned = True
         else:
-            self._limit.answered(state)
+            self._limit.record_result(state)
             self._has_warned = False
 
     async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:

@@ -5,12 +5,16 @@ Airflow attaches a plugin's links (`frazil.airflow.task_links`) to operators by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
 from airflow.providers.standard.decorators.short_circuit import _ShortCircuitDecoratedOperator
 from airflow.sdk.bases.decorator import task_decorator_factory
+from airflow.sdk.exceptions import AirflowFailException
+
+from frazil.errors import FrazilError
 
 
 class FrazilTask(_PythonDecoratedOperator):
@@ -27,6 +31,17 @@ def run_name(context: Any) -> str:
     The name includes the run's date: if a run or Airflow's whole database is deleted, a later run may get the same id.
     """
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
+
+
+@contextmanager
+def fail_on_user_errors() -> Iterator[None]:
+    """Fail the task for good on errors that a user has to correct. Temporary errors are raised again, and retried."""
+    try:
+        yield
+    except FrazilError as error:
+        if error.restartable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:

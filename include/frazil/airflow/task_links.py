@@ -30,8 +30,8 @@ class TaskLink(BaseOperatorLink):
 
         Airflow reads this when it reads a DAG for its UI; earlier imports would slow each process.
         """
-        from frazil.airflow.backfills.stage import StageOperator  # noqa: PLC0415
-        from frazil.airflow.maintenance.rewrite import RewriteOperator  # noqa: PLC0415
+        from frazil.airflow.backfills.dag import StageOperator  # noqa: PLC0415
+        from frazil.airflow.maintenance.dag import RewriteOperator  # noqa: PLC0415
         from frazil.airflow.partitions.wait import CompletionOperator  # noqa: PLC0415
         from frazil.airflow.spark import SubmitOperator  # noqa: PLC0415
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask  # noqa: PLC0415
@@ -65,7 +65,7 @@ class DataDocsLink(TaskLink):
     name = "Data Docs"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
-        return f"{page.base_url()}{data_docs.PREFIX}/index.html" if _of_windows(ti_key.dag_id) else ""
+        return f"{page.base_url()}{data_docs.PREFIX}/index.html" if _is_partitions_dag(ti_key.dag_id) else ""
 
 
 class ReleaseLink(TaskLink):
@@ -74,13 +74,15 @@ class ReleaseLink(TaskLink):
     name = "Release a held window"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        return _on_page(f"{_task_subject(operator, ti_key).path}?action=release") if _of_windows(ti_key.dag_id) else ""
+        if not _is_partitions_dag(ti_key.dag_id):
+            return ""
+        return _on_page(f"{_task_subject(operator, ti_key).path}?action=release")
 
 
 LINKS = (OperationsLink(), DataDocsLink(), ReleaseLink())
 
 
-def _of_windows(dag_id: str) -> bool:
+def _is_partitions_dag(dag_id: str) -> bool:
     return dag_id.startswith(partitions_dag_id(""))
 
 
@@ -104,11 +106,11 @@ def _task_subject(operator: BaseOperator, ti_key: TaskInstanceKey) -> TaskSubjec
     )
     form = select(DagRun.conf).where(DagRun.dag_id == ti_key.dag_id, DagRun.run_id == ti_key.run_id)
     with create_session() as session:
-        said, given = session.scalar(label), session.scalar(form)
+        shown_label, conf = session.scalar(label), session.scalar(form)
     return task_subject(
         ti_key.dag_id,
         ti_key.task_id,
-        label=said if said != str(ti_key.map_index) else None,
-        form=given if isinstance(given, Mapping) else {},
+        label=shown_label if shown_label != str(ti_key.map_index) else None,
+        form=conf if isinstance(conf, Mapping) else {},
         shared=is_shared(operator.dag.task_ids),
     )

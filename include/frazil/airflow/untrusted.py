@@ -42,7 +42,7 @@ class InletEvent(Protocol):
     def partition_key(self) -> str | None: ...
 
 
-def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
+def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
     """Return the signals that an asset's events report.
 
     An event counts if its extra has facts under the event's own partition key, as all events of frazil have. An event
@@ -51,29 +51,25 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     """
     published, foreign = set(), []
     for event in events:
-        number = _number_of(event)
+        number = _signal_number(event)
         if number is None or event.partition_key is None:
             foreign.append(f"{_short_repr(event.partition_key)} with {_short_repr(event.extra)}")
         else:
             published.add((event.partition_key, number))
     if foreign:
-        log.warning(
-            "%d events of the asset %s were not sent by frazil and are skipped: %s",
-            len(foreign),
-            asset,
-            foreign[-1],
-        )
+        problem = "%d events of the asset %s were not sent by frazil and are ignored: %s"
+        log.warning(problem, len(foreign), asset, foreign[-1])
     return frozenset(published)
 
 
-def published_pairs(value: Any) -> SentSignals:
-    """Return the signals in a stored list of pairs; other items are skipped."""
+def parse_signals(value: Any) -> SentSignals:
+    """Parse a stored list of pairs; other items are ignored."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
 
 
-def _number_of(event: InletEvent) -> int | None:
+def _signal_number(event: InletEvent) -> int | None:
     extra = event.extra
     if not isinstance(extra, Mapping) or "from_rest_api" in extra:
         return None
@@ -82,48 +78,47 @@ def _number_of(event: InletEvent) -> int | None:
 
 
 def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | None:
-    """Return a number from 0 to `limit` in an asset's store; None if the value is missing or anything else."""
+    """Return an integer from 0 to `limit` in an asset's store; None if it is missing or another value is stored."""
     value = store.get(key)
     number = _number(value, limit)
     if value is not None and number is None:
-        log.warning(
-            "%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, limit, _short_repr(value)
-        )
+        problem = "ignoring %s in Airflow's store, because it is not an integer from 0 to %d: %s"
+        log.warning(problem, key, limit, _short_repr(value))
     return number
 
 
 def stored_names(store: Store, key: str) -> list[str]:
-    """Return a list of texts in an asset's store, without items that are not texts."""
+    """Return a list of strings in an asset's store, without items of other types."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
     if value is not None and (not isinstance(value, list) or len(names) < len(value)):
-        log.warning("%s in Airflow's store is not a list of names and is skipped: %s", key, _short_repr(value))
+        log.warning("ignoring %s in Airflow's store, because it is not a list of names: %s", key, _short_repr(value))
     return names
 
 
 def stored_text(store: Store, key: str) -> str | None:
-    """Return a text in an asset's store; None if the value is missing or something else."""
+    """Return a string in an asset's store; None if the value is missing or has another type."""
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value
-    log.warning("%s in Airflow's store is not a text and is skipped: %s", key, _short_repr(value))
+    log.warning("ignoring %s in Airflow's store, because it is not a string: %s", key, _short_repr(value))
     return None
 
 
 def stored_mapping(store: Store, key: str) -> dict[str, Any]:
-    """Return a mapping in an asset's store; empty if the value is missing or something else."""
+    """Return a mapping in an asset's store; empty if the value is missing or has another type."""
     value = store.get(key)
     if isinstance(value, Mapping):
         return dict(value)
     if value is not None:
-        log.warning("%s in Airflow's store is not a mapping and is skipped: %s", key, _short_repr(value))
+        log.warning("ignoring %s in Airflow's store, because it is not a mapping: %s", key, _short_repr(value))
     return {}
 
 
 def checked_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return an upstream task's XCom, which must have these keys with these types.
 
-    Raises AirflowFailException if it is anything else.
+    Raises AirflowFailException for any other value.
     """
     found = value if isinstance(value, Mapping) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
@@ -136,10 +131,10 @@ def checked_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[st
 
 
 def extra_text(extra: Any, key: str) -> str | None:
-    """Return a text in a connection's extra; None if the value is missing or something else."""
+    """Return a string in a connection's extra; None if the value is missing or has another type."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
-        log.warning("%s of the connection's extra is not a text and is skipped: %s", key, _short_repr(value))
+        log.warning("ignoring %s in the connection's extra, because it is not a string: %s", key, _short_repr(value))
         return None
     return value or None
 

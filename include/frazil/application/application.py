@@ -30,16 +30,14 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import Launch, LaunchKind
 from frazil.host.writer_log import rotate_full
-from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_valid import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
-from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
+from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import WriterAction
 from frazil.supervise.observed import Declared, Removed, Unreadable
 from frazil.supervise.supervised import Connections, Supervised, SupervisedStream, WriterProgram
 from frazil.supervise.supervisor import Step, Supervisor
-from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +47,15 @@ MAX_CHECKS_PER_SECOND = 20
 """
 CHECK_INTERVAL_S = 2.0
 """Minimum number of seconds between two checks of a stream."""
-CHECK_THREADS = 2
-"""Number of checking threads per catalog. A catalog that does not respond delays only the checks of its own streams."""
+MAX_CHECK_THREADS = 2
+"""Maximum number of checking threads per catalog: an unresponsive catalog delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
 """Seconds until a killed writer must have ended. After that the process ends, because a thread cannot be killed."""
 LOG_CHECK_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
-class Hosted:
+class HostedState:
     """The supervision state of one stream in this process."""
 
     launcher: HostedLauncher
@@ -105,7 +103,7 @@ class WriterApplication:
     hosting: Hosting
     sinks: tuple[Sink, ...] = ()
     stopping: threading.Event = field(default_factory=threading.Event)
-    hosted: dict[str, Hosted] = field(default_factory=dict)
+    hosted: dict[str, HostedState] = field(default_factory=dict)
     _streams: DeclaredStreams = field(init=False)
     _check_threads: dict[str | None, DaemonThreads] = field(default_factory=dict)
     """Threads that check streams, by catalog."""
@@ -169,10 +167,10 @@ class WriterApplication:
 
     def _check_threads_for(self, catalog: str | None) -> DaemonThreads:
         if catalog not in self._check_threads:
-            self._check_threads[catalog] = DaemonThreads(CHECK_THREADS, f"supervisor-{catalog or 'default'}")
+            self._check_threads[catalog] = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{catalog or 'default'}")
         return self._check_threads[catalog]
 
-    def _host(self, name: str, *, until_caught_up: bool = False) -> Hosted:
+    def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
         def make() -> Writer:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
@@ -180,27 +178,27 @@ class WriterApplication:
             return self._writer(found.spec, until_caught_up=until_caught_up)
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
-        one = Hosted(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
+        one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
         self.hosted[name] = one
         return one
 
     def _writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
-        def committed(event: Event) -> None:
+        def record_commit(event: Event) -> None:
             if isinstance(event.what, BatchCommitted):
                 self.hosted[spec.name].last_commit_at_ms = event.at_ms
 
         engine = self.engine.view()
-        sinks = (committed, *self.sinks)
+        sinks = (record_commit, *self.sinks)
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
-    def _step(self, name: str, one: Hosted) -> Step | None:
+    def _step(self, name: str, one: HostedState) -> Step | None:
         """Check one stream and take the action that is due. Return None while another process runs the stream."""
         if (other := one.launcher.launch_elsewhere()) is not None:
             self._wait_for(name, one, other)
             return None
         return one.supervisor.step()
 
-    def _wait_for(self, name: str, one: Hosted, other: Launch) -> None:
+    def _wait_for(self, name: str, one: HostedState, other: Launch) -> None:
         """Handle the old writer of a stream that moved to this application.
 
         A supervised writer is asked to end. A foreground writer runs until its user stops it.
@@ -209,13 +207,10 @@ class WriterApplication:
             one.launcher.stop_elsewhere()
         if one.last_logged != (other.id,):
             one.last_logged = (other.id,)
-            log.info(
-                "%s: another process on this host still runs the writer (%s); it starts here when that process ends",
-                name,
-                other.kind,
-            )
+            sentence = "another process on this host still runs the writer (%s); it starts here when that process ends"
+            log.info(f"%s: {sentence}", name, other.kind)
 
-    def _handle_result(self, name: str, one: Hosted, pending_check: Future[Step | None]) -> None:
+    def _handle_result(self, name: str, one: HostedState, pending_check: Future[Step | None]) -> None:
         """Handle a finished check: log a new decision, and record that the stream ended or was given up."""
         try:
             step = pending_check.result()
@@ -226,9 +221,8 @@ class WriterApplication:
             return
         decision = step.decision
         if decision.action is WriterAction.GIVE_UP:
-            confirm_given_up(
-                name, decision.subject, reason=decision.reason, table_fingerprint=step.observed.table_fingerprint
-            )
+            fingerprint = step.observed.table_fingerprint
+            confirm_given_up(name, decision.subject, reason=decision.reason, table_fingerprint=fingerprint)
         if decision.action is WriterAction.END:
             del self.hosted[name]
         state = (decision.action, decision.cause, decision.until_ms, step.problem)
@@ -277,9 +271,7 @@ class WriterApplication:
     def _advanced_at_ms(self) -> int:
         """Return when a writer last made progress. The supervisor kills an application whose writers all hang."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
-        return max(
-            (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
-        )
+        return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
         """Let every writer commit its current batch and end. Do not wait for killed writers."""
@@ -301,20 +293,6 @@ class WriterApplication:
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
         return not any(one.launcher.is_running for one in self.hosted.values())
-
-
-def shared_hosting(
-    *, batches: int, heartbeats: Heartbeats, foldings: Foldings, telemetry: Telemetry | None = None
-) -> Hosting:
-    """Return the resources that the writers of one process share."""
-    return Hosting(
-        kafka_client=KafkaClients().open,
-        heartbeats=heartbeats,
-        foldings=foldings,
-        telemetry=telemetry or Telemetry(),
-        slots=Slots(batches),
-        max_polling_s=MAX_POLLING_S,
-    )
 
 
 @dataclass(slots=True)
@@ -348,11 +326,6 @@ class DeclaredStreams:
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
-
-    def shared(self) -> Application | None:
-        """Return the declared application; None if no stream belongs to it."""
-        specs = [one.spec for one in self.declared.values() if one.spec is not None]
-        return shared_applications(specs).get(self.application)
 
     def _is_own(self, one: Found[StreamSpec]) -> bool:
         return one.spec is not None and one.spec.application == self.application

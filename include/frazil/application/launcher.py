@@ -84,9 +84,8 @@ class HostedLauncher(Launcher):
                 thread.start()
             except RuntimeError as error:  # the host allows no more threads
                 self._launch, self._writer, self._thread, self.killed_at_s, self.code = before
-                raise EnvironmentUnusable(
-                    f"cannot start a thread for the writer of stream {self._stream}: {error}"
-                ) from error
+                problem = f"cannot start a thread for the writer of stream {self._stream}: {error}"
+                raise EnvironmentUnusable(problem) from error
         except BaseException:
             lock.release()
             raise

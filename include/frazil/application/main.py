@@ -53,9 +53,9 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
     engine = SparkEngine(spark_spec(application))
     engine.start()
-    from frazil.application.application import WriterApplication, shared_hosting  # noqa: PLC0415 - see the module
+    from frazil.application.application import WriterApplication  # noqa: PLC0415 - see the module
     from frazil.application.engine import SharedEngine  # noqa: PLC0415
-    from frazil.stream.hosting import Foldings, Heartbeats  # noqa: PLC0415
+    from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots  # noqa: PLC0415
     from frazil.table.catalogs import share_connections  # noqa: PLC0415
     from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
@@ -67,13 +67,19 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
         Telemetry.from_environment(name) as telemetry,
         SharedEngine(engine, batches=batches) as shared,
     ):
-        hosting = shared_hosting(batches=batches, heartbeats=heartbeats, foldings=foldings, telemetry=telemetry)
+        hosting = Hosting(
+            kafka_client=KafkaClients().open,
+            heartbeats=heartbeats,
+            foldings=foldings,
+            telemetry=telemetry,
+            slots=Slots(batches),
+            max_polling_s=MAX_POLLING_S,
+        )
         running = WriterApplication(name, folder, shared, application.fingerprint(), hosting, sinks)
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            log.info(
-                "%s: the application ends when each writer has committed its current batch", signal.Signals(signum).name
-            )
+            sentence = "%s: the application ends when each writer has committed its current batch"
+            log.info(sentence, signal.Signals(signum).name)
             running.stop()
 
         signal.signal(signal.SIGTERM, stop)

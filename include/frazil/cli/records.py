@@ -63,12 +63,12 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
     Example:
       frazil reveal payments VSy9TqPq0Hd1mEEZ1IEAlJMEsz8
     """
-    from frazil.ingest.sealing import Secret  # noqa: PLC0415 - loads the extra `sensitive`
+    from frazil.ingest.sealing import Sealer  # noqa: PLC0415 - loads the extra `sensitive`
 
     declared = find_stream(streams_folder, stream).sensitive
     if declared is None or declared.secret is None:
         raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it made no tokens")
-    secret = Secret.of(declared.secret, os.environ)
+    secret = Sealer.of(declared.secret, os.environ)
     texts = {}
     for token in tokens or (line.strip() for line in sys.stdin):
         try:

@@ -173,7 +173,7 @@ class Follower:
             time.sleep(POLL_INTERVAL_S)  # a call that blocks may miss a signal that arrives just before it
         self._writer = None
         _, status = os.waitpid(writer, 0)
-        end_group(writer, within_s=GROUP_END_TIMEOUT_S)
+        end_group(writer, timeout_s=GROUP_END_TIMEOUT_S)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason
@@ -196,7 +196,7 @@ class Follower:
                 self.ended_by = f"{self.ended_by}; its {follows}"
             else:
                 self.terminal.say("Ended at once; the next start continues from the table.")
-            end_group(self._writer, within_s=0)
+            end_group(self._writer, timeout_s=0)
         else:
             self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it at once.")
             self._request_end()

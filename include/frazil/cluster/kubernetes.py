@@ -16,7 +16,7 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 API_NAME = "the Kubernetes API"
 _QUOTA_EXCEEDED = "exceeded quota"
 """Part of the message with which the API refuses a pod that the namespace's ResourceQuota does not admit."""
-_WAITING_REASONS: dict[str, str] = {
+_WAITING_REASONS = {
     "ImagePullBackOff": "the image cannot be pulled",
     "ErrImagePull": "the image cannot be pulled",
     "InvalidImageName": "the image name is invalid",
@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = (
 
 
 class DriverPod:
-    """The pod of a driver in cluster mode. It has `restartPolicy: Never`, so the driver runs once."""
+    """A `Driver` in a pod. The pod has `restartPolicy: Never`, so the driver runs once."""
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
@@ -54,7 +54,6 @@ class DriverPod:
         raise AccessDenied(problem) if response.status_code in {401, 403} else EnvironmentUnusable(problem)
 
     def status(self) -> DriverStatus:
-        """See `Driver.status`."""
         try:
             response = self._request("GET")
             if response.status_code in {404, 410}:
@@ -67,7 +66,6 @@ class DriverPod:
             return DriverStatus(DriverState.UNKNOWN, str(error))
 
     def kill(self) -> None:
-        """See `Driver.kill`."""
         try:
             response = self._request("DELETE", json={"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
         except ApiUnavailable as error:
@@ -76,12 +74,10 @@ class DriverPod:
             raise AccessDenied(f"cannot delete the pod {self._name}: {self._denial(response, 'delete')}")
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """See `Driver.log`."""
         try:
             # The API's byte limit counts from the beginning, so the last lines are requested.
-            response = self._request(
-                "GET", "/log", params={"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)}
-            )
+            parameters = {"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)}
+            response = self._request("GET", "/log", params=parameters)
         except ApiUnavailable:
             return None
         return response.text[-limit_bytes:] or None if response.status_code == 200 else None

@@ -38,9 +38,8 @@ class KubernetesAccess:
     def session(self) -> requests.Session:
         """Create an authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
         session = requests.Session()
-        session.trust_env = (
-            self.authority is None
-        )  # otherwise a CA bundle from the environment would replace the authority
+        # Otherwise a CA bundle from the environment would replace the authority.
+        session.trust_env = self.authority is None
         session.mount("https://", _Adapter(self.authority))
         token = self.token
         if self.token_file:

@@ -82,13 +82,12 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
 
 
 class StandaloneDriver:
-    """A driver on one of the cluster's workers. Of several masters, the leader responds."""
+    """A `Driver` on one of the cluster's workers. Of several masters, the leader responds."""
 
     def __init__(self, submission: str, *, addresses: Sequence[str]) -> None:
         self._submission, self._addresses = submission, tuple(addresses)
 
     def status(self) -> DriverStatus:
-        """See `Driver.status`."""
         reason = f"no address of {API_NAME} is configured"
         for address in self._addresses:
             try:

@@ -65,9 +65,8 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
     for suffix in ids or [""]:
         host = found.get(f"yarn.resourcemanager.hostname{suffix}", "localhost")
         address = found.get(f"yarn.resourcemanager.{key}{suffix}", f"{host}:{port}")
-        addresses.append(
-            f"{'https' if secure else 'http'}://{address.replace('${yarn.resourcemanager.hostname}', host)}"
-        )
+        address = address.replace("${yarn.resourcemanager.hostname}", host)
+        addresses.append(f"{'https' if secure else 'http'}://{address}")
     return tuple(addresses)
 
 
@@ -101,7 +100,7 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
 
 
 class YarnDriver:
-    """A Spark application in cluster mode, whose ApplicationMaster is the driver.
+    """A `Driver` that is the ApplicationMaster of a Spark application in cluster mode.
 
     Of several ResourceManagers, the active one responds; a standby redirects to it. A cluster without Kerberos checks
     `user` against its access lists.
@@ -111,7 +110,6 @@ class YarnDriver:
         self._application, self._addresses, self._user = application, tuple(addresses), user
 
     def status(self) -> DriverStatus:
-        """See `Driver.status`."""
         try:
             found = self._application_now()
         except ApiUnavailable as error:
@@ -122,7 +120,6 @@ class YarnDriver:
         return application_status(found)
 
     def kill(self) -> None:
-        """See `Driver.kill`."""
         try:
             response = self._request("PUT", "/state", json={"state": "KILLED"})
         except ApiUnavailable as error:
@@ -206,15 +203,16 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failure(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application. The last exit code in the diagnostics is that of the last attempt."""
+    """Return the status of a failed application; `first` is the first line of its diagnostics.
+
+    The last exit code in the diagnostics is that of the last attempt.
+    """
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_EARLY in message:
         return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally before it started Spark", 0)
     if codes := _CONTAINER_EXIT_CODE.findall(message):
-        return DriverStatus(
-            DriverState.FAILED, _EXIT_CODE_REASONS.get(int(codes[-1]), f"the container exited with code {codes[-1]}")
-        )
+        first = _EXIT_CODE_REASONS.get(int(codes[-1]), f"the container exited with code {codes[-1]}")
     return DriverStatus(DriverState.FAILED, first or "YARN reports no reason")
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from frazil.host.json_file import read_json, replace_json
 from frazil.host.processes import is_alive
@@ -32,23 +33,25 @@ def record_agent(folder: Path) -> None:
 
 def is_agent(folder: Path, pid: int | None) -> bool:
     """Whether the process of a run folder is, or was, the agent of a driver."""
+    return _read_agent(folder, pid) is not None
+
+
+def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
+    """Return the record of an agent; None if this process is not an agent, or its record is unreadable."""
     try:
         agent = read_json(folder / AGENT_FILE)
     except ValueError:
-        return False
-    return pid is not None and isinstance(agent, dict) and agent.get("pid") == pid
+        return None
+    return agent if pid is not None and isinstance(agent, dict) and agent.get("pid") == pid else None
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask the agent to kill its driver.
+    """Ask the agent to kill its driver, and record when it was first asked.
 
     Return False if the process is not an agent, or did not end within a minute.
     """
-    try:
-        agent = read_json(folder / AGENT_FILE)
-    except ValueError:
-        return False
-    if not isinstance(agent, dict) or agent.get("pid") != writer.pid:
+    agent = _read_agent(folder, writer.pid)
+    if agent is None:
         return False
     requested_ms = agent.get("requested_at_ms")
     if requested_ms is None:

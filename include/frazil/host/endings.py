@@ -1,4 +1,4 @@
-"""Records how a launch ended. The parent process does this, or an observer if the parent was killed, too."""
+"""Records how a launch ended. The parent process does this; if the parent was killed too, an observer does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ WITH_APPLICATION = "ended with its application"
 """`stopped_for` of a stream's writer that ran until its application's process ended."""
 KILLED = "the writer was killed by another user or program, or by the kernel (out of memory)"
 """The error recorded after a SIGKILL that frazil did not send."""
-
-
 UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
 """The reason recorded for a writer that was killed with its parent."""
 
@@ -49,7 +47,11 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
         error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _kill_reason(folder, launch)
-    error = None if code == 0 else error or _last_message(folder, launch, heartbeat)
+    if code == 0:
+        error = None
+    elif not error:
+        # The error in the writer's last heartbeat, otherwise the end of its log.
+        error = (heartbeat.error if heartbeat else None) or _end_of_log(folder, launch, min_level=logging.NOTSET)
     _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
@@ -77,16 +79,16 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
     """Return why a killed process ended, with the first error or the last warning in its log, if any."""
     request = _stop_request(folder, launch.id)
     how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED
-    warned = _last_warning(folder, launch)
-    return f"{how}. {warned}" if warned else how
+    warning = _last_warning(folder, launch)
+    return f"{how}. {warning}" if warning else how
 
 
 def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
     """Return the error in the writer's last heartbeat, otherwise in its log; None if neither has one."""
-    said = heartbeat.error if heartbeat else None
-    if said is None and (warned := _last_warning(folder, launch)):
-        return f"{UNSEEN}. {warned}"
-    return said
+    if heartbeat is not None and heartbeat.error is not None:
+        return heartbeat.error
+    warning = _last_warning(folder, launch)
+    return f"{UNSEEN}. {warning}" if warning else None
 
 
 def _last_warning(folder: Path, launch: Launch) -> str | None:
@@ -94,14 +96,8 @@ def _last_warning(folder: Path, launch: Launch) -> str | None:
         return None
     if error := first_error(folder):
         return f"Its first error: {error}"
-    warned = last_error(folder, min_level=logging.WARNING)
-    return f"Its last warning: {warned}" if warned else None
-
-
-def _last_message(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the error in the writer's last heartbeat, otherwise the end of its log; None if neither exists."""
-    said = heartbeat.error if heartbeat else None
-    return said or _end_of_log(folder, launch)
+    warning = last_error(folder, min_level=logging.WARNING)
+    return f"Its last warning: {warning}" if warning else None
 
 
 def _end_of_log(folder: Path, launch: Launch) -> str | None:

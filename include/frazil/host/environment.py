@@ -7,19 +7,8 @@ from collections.abc import Collection, Mapping
 from frazil.host.lock import INHERITED_LOCK
 
 PREFIXES = (
-    "FRAZIL_",
-    "PYICEBERG_",
-    "PYSPARK_",
-    "SPARK_",
-    "YARN_",
-    "AWS_",
-    "AZURE_",
-    "GOOGLE_",
-    "HADOOP_",
-    "KRB5",
-    "LC_",
-    "OPENLINEAGE_",
-    "OTEL_",
+    *("FRAZIL_", "PYICEBERG_", "PYSPARK_", "SPARK_", "YARN_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_"),
+    *("KRB5", "LC_", "OPENLINEAGE_", "OTEL_"),
 )
 NAMES = frozenset(
     {
@@ -37,7 +26,7 @@ def writer_environment(
 ) -> dict[str, str]:
     """Return the whole environment of a writer application.
 
-    `base` is the supervisor's environment; only known settings and the variables in `referred` are passed on.
+    `base` is the supervisor's environment; only known settings and the variables in `referenced` are passed on.
     `connections` maps ids of Airflow connections that streams refer to, to values of `AIRFLOW_CONN_<ID>`. `home` is the
     absolute FRAZIL_HOME, so that writer and supervisor share one run folder.
     """

@@ -42,7 +42,7 @@ def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def settle_given_up(stream: str, *, run_id: str) -> None:
-    """Confirm the announcement of an earlier Airflow run, when the run `run_id` supervises the stream on this host.
+    """Confirm and remove the announcement of an earlier Airflow run, when the run `run_id` supervises the stream here.
 
     An announcement of this run itself stays as it is: Airflow was not informed, or retries the task.
     """

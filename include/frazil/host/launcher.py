@@ -33,7 +33,7 @@ class LaunchRequest:
     spec_fingerprint: str
     generation: int
     streams: tuple[str, ...] = ()
-    """The streams that the application writes, by name."""
+    """Names of the streams that the application writes."""
 
 
 @dataclass(frozen=True, slots=True)

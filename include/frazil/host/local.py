@@ -48,7 +48,6 @@ class LocalLauncher(Launcher):
         self.folder = folder or run_folder(application)
 
     def launch(self, request: LaunchRequest) -> Launch:
-        """See `Launcher.launch`."""
         launch_id = uuid.uuid4().hex
         make_folder(self.folder)
         try:
@@ -108,7 +107,6 @@ class LocalLauncher(Launcher):
             terminate(launch.writer)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """See `Launcher.read_log`."""
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return None
@@ -209,7 +207,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     os.close(write_end)
     code = writer.wait()
     # Its JVM and Python workers must end before the lock is free for the next writer.
-    end_group(writer.pid, within_s=GROUP_END_TIMEOUT_S, ask=True)
+    end_group(writer.pid, timeout_s=GROUP_END_TIMEOUT_S, ask=True)
     record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=clock.now_ms())
     return 0
 

@@ -66,9 +66,8 @@ class WriterLock:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise EnvironmentUnusable(
-                f"{self._path} is a symbolic link, which frazil does not follow: remove the link"
-            ) from None
+            problem = f"{self._path} is a symbolic link, which frazil does not follow: remove the link"
+            raise EnvironmentUnusable(problem) from None
 
     def record(self, launch: Launch) -> None:
         """Write the holder's launch into the lock file. Only the holder may call this."""
@@ -143,19 +142,17 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the last launch in a lock file; None if it has none.
+    """Return the last launch in a lock file; None if the file is missing, empty or unreadable.
 
     The holder overwrites its record in place, because the lock belongs to the file. An incomplete record is therefore
     read again.
     """
-    for attempt in range(5):
+    for _ in range(5):
         try:
             text = (folder / LOCK_FILE).read_text()
             return Launch.from_json(json.loads(text)) if text else None
         except FileNotFoundError:
             return None
         except ValueError:
-            if attempt == 4:
-                return None
             time.sleep(0.01)
     return None

@@ -14,14 +14,14 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes terminal control characters in log lines, which may contain texts of users and producers."""
+    """Escapes terminal control characters in log lines, which may contain strings from users and producers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record))
 
 
 def log_to_stderr(*, with_threads: bool = False) -> None:
-    """Log to standard error: frazil's messages from INFO on, and warnings of noisy libraries."""
+    """Log to standard error: frazil's messages at INFO and above, and warnings of noisy libraries."""
     log_format = LOG_FORMAT.replace("%(message)s", "[%(threadName)s] %(message)s") if with_threads else LOG_FORMAT
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter(log_format))

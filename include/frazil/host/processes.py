@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -44,32 +45,28 @@ def has_ended(process: psutil.Process) -> bool:
 def terminate(process: ProcessMark) -> None:
     """Ask exactly this process to end; no error if it has already ended."""
     if is_alive(process):
-        _signal(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
 
 
 def kill_group(process: ProcessMark) -> None:
     """Kill exactly this process and its process group. A writer leads the group of its JVM and workers."""
-    if not is_alive(process):
-        return
-    try:
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-            return
-    except ProcessLookupError:
-        return
-    _signal(process.pid, signal.SIGKILL)
+    if is_alive(process):
+        with suppress(ProcessLookupError):
+            leads_group = os.getpgid(process.pid) == process.pid
+            (os.killpg if leads_group else os.kill)(process.pid, signal.SIGKILL)
 
 
-def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs. After `within_s` seconds, kill those that still run.
+def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
+    """Wait until no process of a group runs. After `timeout_s` seconds, kill those that still run.
 
     With `ask`, send SIGTERM first.
     """
     if ask:
         _signal_group(group, signal.SIGTERM)
-    deadline = time.monotonic() + within_s
+    deadline_s = time.monotonic() + timeout_s
     while _group_runs(group):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             _signal_group(group, signal.SIGKILL)
             return
         time.sleep(0.1)
@@ -87,14 +84,5 @@ def _group_runs(group: int) -> bool:
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        return
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -18,7 +18,7 @@ from frazil.host.launcher import LogChunk, LogPosition
 
 LOG_FILE = "writer.log"
 MAX_LOGS = 5
-FULL_BYTES = 64 * 1024**2
+MAX_LOG_BYTES = 64 * 1024**2
 CONTINUES = f"... what was logged before this is in {LOG_FILE}.1"
 """The first line of a truncated log."""
 MAX_ERROR_LINES = 5
@@ -46,7 +46,7 @@ def _shift(folder: Path, newest: str) -> None:
             (folder / newer).replace(folder / older)
 
 
-def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
+def rotate_full(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
     """Copy a full log to `writer.log.1` and truncate it, while other processes write to it. Return whether it was full.
 
     Only lines written in the microseconds before the truncation are lost or incomplete. If this process is killed
@@ -103,15 +103,15 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
         rest: tuple[str, ...] = ()
         if path.stat().st_size < start:  # it was truncated, and its unread rest is in writer.log.1
             with suppress(FileNotFoundError):  # unless a user emptied it
-                rest, _ = _lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
+                rest, _ = _read_whole_lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
             start = 0
-        lines, end = _lines(path, start, limit_bytes)
+        lines, end = _read_whole_lines(path, start, limit_bytes)
     except FileNotFoundError:
         return None
     return LogChunk((*rest, *lines), LogPosition(launch_id, end))
 
 
-def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
+def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
     """Return whole lines from an offset, and the offset after them. Beyond the limit, return only the last lines."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
@@ -157,10 +157,10 @@ def _levelled(folder: Path, *, min_level: int) -> list[str]:
     lines = _last_lines(folder / LOG_FILE)
     if CONTINUES in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
-    # A cut log may begin within a traceback; a complete log begins with messages of Java and Spark.
-    cut = bool(lines) and lines[0].startswith(_OMITTED)
-    first = logging.CRITICAL if cut else logging.INFO
-    found = with_levels(lines[cut:], level=first)
+    # A shortened log may begin within a traceback; a complete log begins with messages of Java and Spark.
+    is_shortened = bool(lines) and lines[0].startswith(_OMITTED)
+    first = logging.CRITICAL if is_shortened else logging.INFO
+    found = with_levels(lines[is_shortened:], level=first)
     lines = [line for level, line in found if level >= min_level and not _HARMLESS.search(line)]
     return [line for line in lines if not (min_level and _FRAME.match(line))]
 

@@ -1,4 +1,4 @@
-"""Recognises Debezium events in a sample, and proposes the columns and the key for an upsert stream of these events."""
+"""Recognises Debezium events in a sample, and proposes the columns and key of an upsert stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACEHOLDER = Envelope().unavailable
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedTable:
     """The columns and key of the source database's table, derived from its change events."""
 
     columns: tuple[Column, ...]
@@ -37,7 +37,7 @@ class Captured:
     event_time: str | None
 
 
-def captured(sample: Sample, encoding: Encoding) -> Captured | None:
+def derive_captured(sample: Sample, encoding: Encoding) -> CapturedTable | None:
     """Return the columns and the key if most records are Debezium events in JSON.
 
     Returns None if they are not, or if no column can be a key.
@@ -61,7 +61,7 @@ def captured(sample: Sample, encoding: Encoding) -> Captured | None:
 
 def _with_metadata(
     columns: tuple[Column, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
-) -> Captured:
+) -> CapturedTable:
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
@@ -72,7 +72,7 @@ def _with_metadata(
     if all(type(source.get("ts_ms")) is int for source in sources):
         metadata[committed_at] = "source.ts_ms"
         added.append(Column(committed_at, "timestamptz", unit="ms"))
-    return Captured(
+    return CapturedTable(
         (*columns, *added),
         key,
         is_guess,

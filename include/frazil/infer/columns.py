@@ -12,20 +12,20 @@ from statistics import median
 from frazil.infer.observed import MAX_DISTINCT, Observed
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 
-REQUIRED_FROM = 100
+MIN_RECORDS_FOR_REQUIRED = 100
 """Minimum number of sampled records. If all of them have a value, the column is proposed as required."""
-INT_BELOW = 2**30
+MAX_INT = 2**30
 """Columns with numbers of this magnitude or larger are proposed as `long`. An `int` column can become `long` later."""
-MAP_FROM = 20
+MIN_MAP_FIELDS = 20
 """Minimum number of distinct field names of an object that is proposed as a map. Each record must have few of them."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum number of characters shown of an odd text: a text that does not fit the type of the other texts."""
+"""Maximum number of characters shown of an odd string: one that does not fit the type of the other strings."""
 MAX_REMARKS = 3
 """Maximum number of remarks listed for one column."""
 MIN_SHARE_OF_OTHERS = 10
-"""If more than one of this many values has another type than most, no column of one type is proposed."""
-NEAR_S = 400 * 86_400.0
-"""A number this close (s) to Kafka's timestamps counts as a time, whatever the field's name."""
+"""If more than one in this many values has a minority type, no column of one type is proposed."""
+MAX_DISTANCE_S = 400 * 86_400.0
+"""A number this close (s) to Kafka's timestamps counts as a time, even if the field's name does not suggest one."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
@@ -98,14 +98,14 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
         remarks.append("only null was seen")
     elif absent:
         remarks.append(f"absent in {absent / sampled:.1%}")
-    inside = list(_guessed(observed, ""))
+    inside = list(_guess_remarks(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
         remarks.append("and more remarks of this kind")
     return Column(
         name,
         kind,
-        required=not absent and (not observed.others or of_one_type is None) and sampled >= REQUIRED_FROM,
+        required=not absent and (not observed.others or of_one_type is None) and sampled >= MIN_RECORDS_FOR_REQUIRED,
         unit=unit,
         as_json=of_one_type is None,
         remark="; ".join(remarks),
@@ -115,8 +115,8 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     )
 
 
-def _guessed(observed: Observed, path: str) -> Iterator[str]:
-    """Yield remarks on types that are guesses: some values have another type, or no value shows the type."""
+def _guess_remarks(observed: Observed, path: str) -> Iterator[str]:
+    """Yield remarks on types that are guesses, because some values have a different type or no value shows the type."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
@@ -129,7 +129,7 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
             yield f"{where}only null was seen"
     elif observed.kind == "array" and observed.elements is not None:
         if observed.elements.kinds:
-            yield from _guessed(observed.elements, f"{path}[]")
+            yield from _guess_remarks(observed.elements, f"{path}[]")
         else:
             yield f"{where}only empty lists were seen"
     elif observed.kind == "object":
@@ -140,7 +140,7 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
         )  # a map's keys are data, so their types are not listed
         for name, field in observed.fields.items() if is_struct else ():
             if not column_problem(name, {}):
-                yield from _guessed(field, f"{path}.{name}" if path else name)
+                yield from _guess_remarks(field, f"{path}.{name}" if path else name)
 
 
 def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
@@ -153,7 +153,7 @@ def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
         return None
     for unit, factor in _UNITS.items():
         if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
-            near = _distance_s(observed, unit, middle_s) <= NEAR_S and unit != "s"
+            near = _distance_s(observed, unit, middle_s) <= MAX_DISTANCE_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
 
@@ -186,7 +186,7 @@ def _type(observed: Observed) -> str | None:
 
 
 def _integer_type(observed: Observed) -> str:
-    if observed.lowest >= -INT_BELOW and observed.highest < INT_BELOW:
+    if observed.lowest >= -MAX_INT and observed.highest < MAX_INT:
         return "int"
     return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
 
@@ -203,7 +203,7 @@ def _object_type(observed: Observed) -> str | None:
     inner = [name for name in types if not column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
-    many = len(observed.fields) >= MAP_FROM and a_record <= len(observed.fields) / 4
+    many = len(observed.fields) >= MIN_MAP_FIELDS and a_record <= len(observed.fields) / 4
     if many and None in kinds:
         return None
     if len(kinds) == 1 and (many or not inner):

@@ -27,7 +27,7 @@ class Encoding:
     records: tuple[dict[str, Any], ...]
 
 
-def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
+def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding:
     """Return the format that most values in the sample fit. `written` has the values' schemas from a registry.
 
     Raises SpecError if no record has a value, or if the format can only be found with a registry that was not given.
@@ -72,8 +72,8 @@ def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
 def _by_schema(sample: Sample, written: Registered) -> Encoding:
     if written.type != "AVRO":
         raise SpecError(
-            f"the schemas of {sample.topic} are of type {written.type}, from which infer proposes nothing: write the "
-            "file by hand"
+            f"the schemas of {sample.topic} are of type {written.type}, which infer does not support: write the file "
+            "by hand"
         )
     return Encoding(AvroFormat(registry=written.registry), ())
 
@@ -101,7 +101,7 @@ def _text(value: bytes) -> str | None:
 
 
 def _lines(texts: Sequence[str]) -> Encoding | None:
-    """Parse the texts as delimited lines. None unless most texts have the same number of fields, two or more."""
+    """Parse the strings as delimited lines. None unless most of them have the same number of fields, at least two."""
     for delimiter in _DELIMITERS:
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]

@@ -12,8 +12,8 @@ from typing import Any
 from frazil.timetext import parse_moment
 
 MAX_DISTINCT = 5_000
-TEXTS_FOR_AN_ODD_ONE = 500
-"""One odd text is ignored per this many texts: the column still gets the type that all other texts fit."""
+MIN_TEXTS_PER_ODD_TEXT = 500
+"""One odd string is ignored per this many strings: the column still gets the type that all others fit."""
 MAX_DEPTH = 32
 """Values nested deeper than this are ignored."""
 
@@ -69,7 +69,7 @@ class Observed:
     @property
     def shape(self) -> str | None:
         """The type that all texts fit, except for a few odd texts; None if no such type exists."""
-        lowest = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
+        lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 

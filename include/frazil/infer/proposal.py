@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from frazil.infer.captured import ENVELOPE, Captured, captured, unwrapped
+from frazil.infer.captured import ENVELOPE, CapturedTable, derive_captured, unwrapped
 from frazil.infer.columns import Column, columns_of, event_times
-from frazil.infer.encoding import MIN_SHARE, Encoding, encoding_of
+from frazil.infer.encoding import MIN_SHARE, Encoding, find_encoding
 from frazil.infer.observed import observe
 from frazil.infer.registered import Registered, avro_columns, json_columns
 from frazil.infer.sample import Sample
@@ -29,9 +29,9 @@ from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, Js
 from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
-HOUR_FROM_BYTES = 24 * 128 * 2**20
-"""Parquet bytes per day from which hourly partitions are proposed, because their files are large enough."""
-MONTH_BELOW_BYTES = 2**20
+MIN_HOURLY_BYTES = 24 * 128 * 2**20
+"""Minimum Parquet bytes per day for which hourly partitions are proposed, so that files are large enough."""
+MIN_DAILY_BYTES = 2**20
 MAX_SORT_COLUMN_VALUES = 1_000
 """A column with more distinct values than this is not proposed for sorting."""
 COMMITS_A_DAY = 1440
@@ -55,11 +55,11 @@ class Named:
 def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
     """Return the declaration as YAML that `frazil validate` accepts. `written` has the topic's schemas from a registry.
 
-    Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
+    Raises SpecError as `find_encoding` and `avro_columns` do, and RegistryUnavailable.
     """
-    encoding = encoding_of(sample, written)
-    if (rows := captured(sample, encoding)) is not None:
-        return _written([*_upsert(sample, encoding, named, rows)], sample, _event_remarks(rows))
+    encoding = find_encoding(sample, written)
+    if (rows := derive_captured(sample, encoding)) is not None:
+        return _render([*_upsert(sample, encoding, named, rows)], sample, _event_remarks(rows))
     encoding = _without_wrapping(encoding)
     columns = _columns(sample, encoding, written)
     times = event_times(columns)
@@ -74,11 +74,11 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
         *_layout(sample, columns, event_time),
     ]
     remarks = _registry_remarks(sample.topic, written, columns)
-    return _written(declared, sample, [*_wrapping_remarks(encoding), *remarks])
+    return _render(declared, sample, [*_wrapping_remarks(encoding), *remarks])
 
 
 def _without_wrapping(encoding: Encoding) -> Encoding:
-    """If most records are wrapped in Kafka Connect's `{schema, payload}`, return the payloads as the records."""
+    """Return the payloads as the records if Kafka Connect wrapped most of them in `{schema, payload}`."""
     if not isinstance(encoding.format, JsonFormat):
         return encoding
     inside = [payload for record in encoding.records if (payload := unwrapped(record)) is not record]
@@ -93,13 +93,13 @@ def _wrapping_remarks(encoding: Encoding) -> Iterator[str]:
         yield "# Kafka Connect wraps these records in {schema, payload}: unwrap takes the columns from payload."
 
 
-def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
+def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
     rejected = dead_letters(yaml.safe_load("\n".join(declared)), sample)
     head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected, remarks)]
     return "\n".join([*head, *declared]) + "\n"
 
 
-def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) -> Iterator[str]:
+def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: CapturedTable) -> Iterator[str]:
     """Yield the lines of a declaration for captured changes.
 
     No partitioning is proposed: if rows were partitioned by a time, an update could move a row to another partition.
@@ -112,17 +112,17 @@ def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) ->
     yield from map(_column_line, rows.columns)
     yield f"event-time: {rows.event_time or KAFKA_TIME}"
     yield "mode: upsert"
-    guess = "    # a guess: no key of a record tells it" if rows.is_guess else ""
+    guess = "    # a guess: the record keys do not show it" if rows.is_guess else ""
     yield f"key: [{', '.join(map(_as_yaml, rows.key))}]{guess}"
     if rows.order_by:
         yield f"order-by: {rows.order_by}"
 
 
-def _event_remarks(rows: Captured) -> Iterator[str]:
+def _event_remarks(rows: CapturedTable) -> Iterator[str]:
     yield "# These are Debezium's events: the table gets their rows, by mode: upsert with envelope: debezium."
-    yield '# See "Capture changes of a database". Declare dates and times as such, though they come as numbers.'
+    yield '# See "Capture changes of a database". Declare dates and times as such, although they arrive as numbers.'
     if rows.order_by is None:
-        yield "# No event has a place in the source's log: of events that come again, the one that Kafka has last wins."
+        yield "# No event has a position in the source's log: of repeated events, the last one in Kafka wins."
 
 
 def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> tuple[Column, ...]:
@@ -156,7 +156,7 @@ def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding)
         "schema": {name: c.type for name, c in open_to.items()},
         "event-time": KAFKA_TIME,
     }
-    rows = decoded(declared, sample).rows.select(list(open_to)).to_pylist()
+    rows = decode_sample(declared, sample).rows.select(list(open_to)).to_pylist()
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
     seen = {c.name: c for c in columns_of(observe(rows), timestamps_ms=stamps)}
     return tuple(_with_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
@@ -263,9 +263,9 @@ def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Itera
         return
     rate = sample.records_a_day
     daily = None if rate is None else rate * _record_bytes(sample) / 4
-    if daily is not None and daily >= HOUR_FROM_BYTES:
+    if daily is not None and daily >= MIN_HOURLY_BYTES:
         yield f"partition-by: [hour({event_time})]    # an hour has about {rounded_bytes(daily / 24)}"
-    elif daily is not None and daily < MONTH_BELOW_BYTES:
+    elif daily is not None and daily < MIN_DAILY_BYTES:
         yield f"partition-by: [month({event_time})]    # a day has only about {rounded_bytes(daily)}"
         yield "complete: day"
     else:
@@ -288,7 +288,7 @@ def _as_yaml(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text for both YAML and JSON. Characters are not escaped: YAML does not join escaped surrogate pairs."""
+    """Quote a string for both YAML and JSON. Characters are not escaped: YAML does not join escaped surrogate pairs."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -304,11 +304,11 @@ def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
 
     Raises RegistryUnavailable.
     """
-    return Counter(rejection.error_class for rejection in decoded(declared, sample).rejections)
+    return Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
 
 
-def decoded(declared: Mapping[str, Any], sample: Sample) -> Decoded:
-    """Decode the sample's records with a declaration. Raises RegistryUnavailable."""
+def decode_sample(declared: Mapping[str, Any], sample: Sample) -> Decoded:
+    """Decode the sample's records as a stream with this declaration would. Raises RegistryUnavailable."""
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.schema(spec)

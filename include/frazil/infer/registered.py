@@ -51,7 +51,7 @@ class Registered:
 def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
     """Fetch the newest version of `<topic>-value`, and the schemas whose ids are in the sample.
 
-    Returns None if the registry has none of them. Raises RegistryUnavailable, and SpecError if the schemas have
+    Returns None if the registry does not have any of them. Raises RegistryUnavailable, and SpecError if they have
     different types.
     """
     values = [record.value for record in sample.records if record.value]
@@ -85,13 +85,13 @@ def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
 def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
     """Return a column for each property of the JSON Schemas, and for each field that only the sample has.
 
-    A JSON Schema does not tell whether a number or a string is a time, nor the unit of a number. The sample does.
+    The sample shows which numbers and strings are times, and in which unit. A JSON Schema does not.
     """
     by_name = {column.name: column for column in sampled}
     written = _columns([_json_fields(schema) for schema in schemas])
     known = {column.name for column in written}
     beyond = [
-        replace(c, required=False, remark=_joined_remarks(c.remark, "not in the schema"))
+        replace(c, required=False, remark=_join_remarks(c.remark, "not in the schema"))
         for c in sampled
         if c.name not in known
     ]
@@ -104,17 +104,17 @@ def _with_sample(column: Column, sampled: Column | None) -> Column:
     typed = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
     if column.type is None or column.remark == _NO_TYPE:
         return replace(
-            sampled, required=column.required, remark=_joined_remarks(sampled.remark, "the schema gives no type")
+            sampled, required=column.required, remark=_join_remarks(sampled.remark, "the schema gives no type")
         )
     if column.type == "long" and sampled.unit:
         return replace(typed, type=sampled.type, unit=sampled.unit, is_time=True)
     if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
-        remark = f"the schema says string, all that was seen is a {sampled.type}"
-        return replace(typed, type=sampled.type, is_time=sampled.is_time, remark=_joined_remarks(column.remark, remark))
+        remark = f"string in the schema, but each sampled value is a {sampled.type}"
+        return replace(typed, type=sampled.type, is_time=sampled.is_time, remark=_join_remarks(column.remark, remark))
     return typed
 
 
-def _joined_remarks(remark: str, more: str) -> str:
+def _join_remarks(remark: str, more: str) -> str:
     return f"{remark}; {more}" if remark else more
 
 
@@ -149,7 +149,7 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
         if kind is None:
             remark = "no column of one type can hold what the schemas allow"
         elif len(having) < len(schemas):
-            remark = _joined_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
+            remark = _join_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
         is_time = kind in _TIMES
         near_s = 0.0 if is_time else float("inf")
@@ -183,15 +183,17 @@ def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
     except UnreadableSchema as error:
         raise SpecError(f"the registry's schema is not a valid Avro schema: {error}") from None
     if written.kind != "record":
-        raise SpecError(f"the registry's schema is no record, but {written}: a stream's columns are a record's fields")
+        raise SpecError(
+            f"the registry's schema is not a record, but {written}: a stream's columns are a record's fields"
+        )
     parts = zip(written.fields, written.parts, strict=True)
     return {
-        names[0]: _Field(column_type_of(part) if few_parts(part) else MIXED, not _may_be_null(part))
+        names[0]: _Field(column_type_of(part) if few_parts(part) else MIXED, not _is_nullable(part))
         for names, part in parts
     }
 
 
-def _may_be_null(written: AvroType) -> bool:
+def _is_nullable(written: AvroType) -> bool:
     return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
 
 
@@ -214,7 +216,7 @@ class _JsonSchema:
         self._inside: set[int] = set()
 
     def fields(self) -> Iterator[tuple[str, _Field]]:
-        root = self._resolved(self._root, self._root)
+        root = self._resolve_reference(self._root, self._root)
         self._inside.add(id(root[0]))
         for name, (found_type, nullable) in self._properties(*root, depth=0).items():
             yield name, _Field(found_type, not nullable and name in _names(root[0].get("required")))
@@ -222,15 +224,15 @@ class _JsonSchema:
     def _properties(self, node: Mapping[str, Any], document: Any, *, depth: int) -> dict[str, tuple[FoundType, bool]]:
         found = {}
         for part in [*_dicts(node.get("allOf")), node]:
-            inner, its = self._resolved(part, document)
+            inner, its = self._resolve_reference(part, document)
             properties = inner.get("properties")
             for name, of in properties.items() if isinstance(properties, dict) else ():
                 found[str(name)] = self._type(of, its, depth + 1)
         return found
 
     def _type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
-        """Return a value's type, and whether the value may be null. The type is MIXED for recursive types."""
-        node, document = self._resolved(node, document)
+        """Return a value's type, and whether the value may be null. A recursive type is MIXED."""
+        node, document = self._resolve_reference(node, document)
         self._read += 1
         if depth > DEEPEST or self._read > _MAX_PARTS or id(node) in self._inside:
             return MIXED, True
@@ -275,7 +277,7 @@ class _JsonSchema:
             found_type = merged(found_type, other)
         return found_type, not choices or any(nullable for _, nullable in choices)
 
-    def _resolved(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
+    def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
         """Resolve a node's `$ref`. Returns the target and its document; the target is empty if it is not found."""
         for _ in range(DEEPEST):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):

@@ -19,7 +19,7 @@ FIRST_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
 Make = Callable[[Schema, Mapping[int, Unit]], Decoder]
-"""Makes a decoder for a schema. The mapping goes from a column's field id to how its values arrive."""
+"""Makes a decoder for a schema. The mapping has the encoding of a column's values by its field id."""
 
 
 def aliased(make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]) -> Decoder:
@@ -55,7 +55,7 @@ class AliasedDecoder:
         }
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._filled = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
+        self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
         if isinstance(self._decode, RenamingDecoder):
@@ -76,13 +76,13 @@ class AliasedDecoder:
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
         others = decoded.rows.filter(good) if rejections else decoded.rows
         return Decoded(
-            with_others(rows, self._kept(others, rows)),
+            with_others(rows, self._update_omitted(others, rows)),
             decoded.kept[~missing],
             [*decoded.rejections, *rejections],
             decoded.drift,
         )
 
-    def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
+    def _update_omitted(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
         """Update the lists of columns that a change omits (`_frazil_kept`) after the aliases are merged.
 
         The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
@@ -91,21 +91,23 @@ class AliasedDecoder:
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded
         lists = decoded.column(at).to_pylist()
-        null = {column.name: merged.column(column.name).is_null().to_pylist() for column in self._filled.values()}
+        null = {
+            column.name: merged.column(column.name).is_null().to_pylist() for column in self._filled_columns.values()
+        }
         for row, ids in enumerate(lists):
-            if ids and not self._filled.keys().isdisjoint(ids):
-                unset = {c.field_id for i, c in self._filled.items() if i in ids and null[c.name][row]}
-                lists[row] = sorted(unset.union(ids) - self._filled.keys())
+            if ids and not self._filled_columns.keys().isdisjoint(ids):
+                unset = {c.field_id for i, c in self._filled_columns.items() if i in ids and null[c.name][row]}
+                lists[row] = sorted(unset.union(ids) - self._filled_columns.keys())
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(field.name)
         for name in self._others.get(field.name, ()):
-            column = _filled(column, rows.column(name))
+            column = _fill_nulls(column, rows.column(name))
         return column
 
 
-def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+def _fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     """Fill the nulls of a column from another column. Arrow's `coalesce` does not support every type."""
     if not column.null_count or other.null_count == len(other):
         return column

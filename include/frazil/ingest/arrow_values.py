@@ -15,7 +15,7 @@ def true_where(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    """Take each value from `first` where the mask is true, else from `second`."""
+    """Return the value of `first` where the mask is true, otherwise that of `second`."""
     places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
     return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
 

@@ -18,7 +18,7 @@ from frazil.ingest.headers import header_column
 
 
 def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
-    """Return the schema without the columns that are filled from record keys and headers."""
+    """Return the schema without the columns that record keys and headers fill (`beside`)."""
     return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
 
 

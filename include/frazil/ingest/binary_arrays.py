@@ -16,7 +16,7 @@ from frazil.ingest.formats.json.scan import utf8_length
 Kind = TypeVar("Kind", bound=np.generic)
 
 _BEYOND_ASCII = np.int64(-0x7F7F7F7F7F7F7F80)
-"""Eight bytes as one integer, each with only its highest bit set. ASCII bytes do not have that bit."""
+"""Eight bytes as one integer. Each has only its highest bit set, which ASCII bytes do not have."""
 
 
 @compiled

@@ -28,11 +28,11 @@ class Beyond(NamedTuple):
     def text(self, sent: str | None) -> str:
         """Return the error text. `sent` is the value as text in the record; None if unknown."""
         name = ".".join(self.path)
-        return said(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
+        return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """Map each row with dates or timestamps outside the years 1 to 9999 (UTC), even nested ones, to the first."""
+    """Map each row to its first date or timestamp outside the years 1 to 9999 (UTC), at any depth. Omits other rows."""
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -41,7 +41,7 @@ def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
     return found
 
 
-def said(name: str, value: int, unit: str) -> str:
+def range_error(name: str, value: int, unit: str) -> str:
     """Return the error text for a date or time outside the range."""
     return f"{name}: {value} {unit} since 1970 is {_OUTSIDE}"
 
@@ -61,7 +61,7 @@ def _limits(kind: pa.DataType) -> tuple[int, int] | None:
 def _beyond(array: pa.Array) -> bool:
     """Return whether any value may be outside the range. The values behind nulls are checked, too.
 
-    This check is cheap. If it returns False, as for most chunks, no closer check is needed.
+    This check is cheap. If it returns False, as for most chunks, `_entries` need not search the values.
     """
     if limits := _limits(array.type):
         ends = pc.min_max(_numbers(array)).as_py()

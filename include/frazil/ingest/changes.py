@@ -82,7 +82,7 @@ class ChangeReader:
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
         """Add the columns in `CHANGE_COLUMNS` to the rows. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
-        deletes = self._enveloped_deletes(decoded.rows) if enveloped else self._of_deletes(decoded.rows)
+        deletes = self._envelope_delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
         rejections: dict[int, Rejection] = {}
@@ -106,10 +106,10 @@ class ChangeReader:
         )
 
     @staticmethod
-    def _enveloped_deletes(rows: pa.Table) -> NDArray[np.bool_]:
+    def _envelope_delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
         return pc.equal(rows.column(CHANGE), DELETE).to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
-    def _of_deletes(self, rows: pa.Table) -> NDArray[np.bool_]:
+    def _delete_mask(self, rows: pa.Table) -> NDArray[np.bool_]:
         if self._rules.delete_column is None or self._deletes is None:
             return np.zeros(rows.num_rows, np.bool_)
         values = rows.column(self._rules.delete_column)

@@ -50,7 +50,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 KEPT_WITH_PYTHON = Path("share", "frazil", "compiled")
 """Folder below Python's prefix in which container images and archives of `frazil package` store compiled code."""
-OLD_S = 30 * 86_400
+MAX_UNUSED_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose functions and constants are in compiled code; `frazil.kafka` defines the layout of a message."""
 FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
@@ -101,10 +101,10 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            return self._opened().load_overload(sig, target_context)
+            return self._open_inner().load_overload(sig, target_context)
         except Exception:  # a damaged cache file is replaced
             with suppress(Exception):
-                self._opened().flush()
+                self._open_inner().flush()
             return None
 
     def save_overload(self, sig: Any, cres: Any) -> None:
@@ -116,11 +116,11 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
         try:
             if (folder := code_folder()) is not None:
                 with _save_lock(folder):
-                    self._opened().save_overload(sig, cres)
+                    self._open_inner().save_overload(sig, cres)
         except Exception as error:
-            _cannot_be_kept(error)
+            _warn_uncached(error)
 
-    def _opened(self) -> Any:
+    def _open_inner(self) -> Any:
         if self._inner is None:
             self._inner = caching.NullCache() if code_folder() is None else _FunctionCache(self._function)
         return self._inner
@@ -158,7 +158,7 @@ def code_folder() -> Path | None:
     A folder inside Python's own prefix comes first. Its owner does not matter: it is trusted like the installed
     packages.
     """
-    if (own := _kept_with_python()) is not None:
+    if (own := _prefix_folder()) is not None:
         return own
     tried = []
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
@@ -175,11 +175,11 @@ def code_folder() -> Path | None:
             tried.append(str(error))
         else:
             return folder
-    _cannot_be_kept("; ".join(tried))
+    _warn_uncached("; ".join(tried))
     return None
 
 
-def _kept_with_python() -> Path | None:
+def _prefix_folder() -> Path | None:
     """Return the folder below Python's prefix for these sources' digest; None if it does not exist."""
     base = Path(sys.prefix) / KEPT_WITH_PYTHON
     folder = base / _DIGEST
@@ -190,10 +190,10 @@ def _kept_with_python() -> Path | None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove the folders to which no code was added for `OLD_S` seconds. They belong to other versions."""
+    """Remove the folders to which no code was added for `MAX_UNUSED_S` seconds. They belong to other versions."""
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
-            if time.time() - folder.stat().st_mtime > OLD_S:
+            if time.time() - folder.stat().st_mtime > MAX_UNUSED_S:
                 shutil.rmtree(folder)
 
 
@@ -242,7 +242,7 @@ def _save_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _cannot_be_kept(reason: object) -> None:
+def _warn_uncached(reason: object) -> None:
     global _notice, _warned  # noqa: PLW0603 - set once per process
     _notice = (
         "compiled code cannot be cached, and each Python process that reads records spends seconds of CPU to compile "

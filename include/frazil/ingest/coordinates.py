@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.calendar_limits import MILLISECONDS, said
+from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.changes import CHANGE_COLUMNS
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
@@ -62,7 +62,7 @@ class Coordinates:
             return {}
         stamps = chunk.timestamps_ms[kept]
         late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
-        return {row: said("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
+        return {row: range_error("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
     def _line(self, kept: NDArray[np.int64]) -> pa.Array:
         return pa.array(line_numbers(kept)) if self._lines else pa.nulls(len(kept), pa.int32())

@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest.calendar_limits import MILLISECONDS, said
+from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import Rejection
@@ -39,16 +39,14 @@ COLUMNS = (
 
 
 Seal = Callable[[bytes | None, str], bytes | None]
-"""Function that takes a part of a record and its coordinates, and returns what the dead letter stores.
-
-Returns None if the part is null.
+"""Takes a part of a record and its coordinates, and returns what the dead letter stores; None if the part is null.
 """
 
 
 class ExistingDeadLetters:
-    """Finds the records of a chunk whose coordinates show that they already are dead letters.
+    """Finds the records of a chunk that already are dead letters, by their coordinates.
 
-    Such a record stays a dead letter, even if it could be decoded now.
+    They remain dead letters, even if they could be decoded now.
     """
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
@@ -107,7 +105,7 @@ class DeadLetterTable:
             [self._part(chunk, r.index, "key") for r in rejections],
             [self._part(chunk, r.index, "value") for r in rejections],
             [_text(r.error_class) for r in rejections],
-            [_text(r.error) + _unheld(r, stamp) for r, stamp in zip(rejections, stamps, strict=True)],
+            [_text(r.error) + _timestamp_remark(r, stamp) for r, stamp in zip(rejections, stamps, strict=True)],
             [rejected_at_us] * len(rejections),
             [self._stream] * len(rejections),
             [self._headers(chunk, r.index) for r in rejections],
@@ -119,31 +117,31 @@ class DeadLetterTable:
 
     def _part(self, chunk: Chunk, index: int, part: str) -> bytes | None:
         value = (chunk.keys if part == "key" else chunk.values)[index]
-        return self._sealed(value, chunk, index, part)
+        return self._seal_part(value, chunk, index, part)
 
     def _headers(self, chunk: Chunk, index: int) -> list[dict[str, Any]] | None:
         found = None if chunk.headers is None else chunk.headers[index]
         if found is None:
             return None
         return [
-            {"name": name, "value": self._sealed(value, chunk, index, header_part(name))}
+            {"name": name, "value": self._seal_part(value, chunk, index, header_part(name))}
             for name, value in unpacked(found)
         ]
 
-    def _sealed(self, value: bytes | None, chunk: Chunk, index: int, part: str) -> bytes | None:
+    def _seal_part(self, value: bytes | None, chunk: Chunk, index: int, part: str) -> bytes | None:
         if self._seal is None:
             return value
         of = self._ranges[chunk.range_index[index]]
         return self._seal(value, place_of(of.topic, of.partition, int(chunk.offsets[index]), part))
 
 
-def _unheld(rejection: Rejection, stamp_ms: int) -> str:
-    """Return the Kafka timestamp as an addition to the error text if its column cannot hold it; otherwise empty."""
+def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
+    """Return an addition to the error text if the column cannot store the Kafka timestamp; otherwise empty."""
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
-    return f"; {said('kafka_timestamp', stamp_ms, 'milliseconds')}"
+    return f"; {range_error('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _text(text: str) -> str:
-    """Shorten the text, and escape unpaired surrogates, which a string column cannot hold."""
+    """Shorten the text, and escape unpaired surrogates, which a string column cannot store."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

@@ -33,12 +33,12 @@ class Decoded:
     kept: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
-    """Fields and types of the records that the schema does not have, if the decoder reports them."""
+    """Fields and types in the records that are not in the schema, if the decoder reports them."""
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Records that a transform drops: they become neither rows nor rejections."""
 
     def moved(self, places: NDArray[np.int64]) -> Decoded:
-        """Return the same result for a larger chunk, in which record i of this chunk is record `places[i]`."""
+        """Return the result for a larger chunk, in which record i of this chunk is record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return Decoded(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 

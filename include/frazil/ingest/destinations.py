@@ -22,20 +22,20 @@ NO_TABLE = "NoTable"
 """Error class of a record whose route value has no table."""
 MAIN: Target = "main"
 MAX_REPORTED = 10_000
-"""Maximum number of values without a table that one task reports. A route may have far fewer tables than this."""
-MAX_KNOWN = 100_000
-"""Maximum number of values whose destination a task caches. The number of distinct values is unlimited."""
+"""Maximum number of routing values without a table that one task reports. A route's table limit is far lower."""
+MAX_CACHED_VALUES = 100_000
+"""Maximum number of routing values whose destination a task caches. Topics may have more distinct values."""
 MAX_QUOTED = 100
 NOWHERE: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""The destination of a value's rows: a table, or a rejection without an index; None if a table may be created."""
+"""Destination of a routing value's rows: a table, or a rejection without index; None if a table may be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Rows with their targets. Rows that wait for a table to be created are left out."""
+    """Rows with their targets, without the rows whose table does not exist yet."""
 
     decoded: Decoded
     targets: tuple[Target, ...]
@@ -71,15 +71,15 @@ class Divider:
         """Values found so far for which a table may be created."""
 
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
-        codes, values = self._coded(chunk, decoded)
+        codes, values = self._encode(chunk, decoded)
         destinations = [self._destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
         wrong = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
-        nothing = waits & _deletes(decoded.rows)
+        nothing = waits & _delete_mask(decoded.rows)
         for code in np.unique(codes[waits & ~nothing]).tolist():
             if len(self.values) < MAX_REPORTED:
                 self.values.add(_text(values[code]))
-        unwanted = wrong & _of_rows_before(decoded)
+        unwanted = wrong & _superseded_deletes(decoded)
         wrong &= ~unwanted
         rejections, unchanged = list(decoded.rejections), decoded.kept[nothing]
         if len(unchanged):  # the other row of a record may change another table
@@ -102,19 +102,19 @@ class Divider:
         `located` has rows with at least the column that selects the table. `alike` maps a target to another target with
         the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
         """
-        codes, values = self._coded(chunk, located)
+        codes, values = self._encode(chunk, located)
         found = [outcome if isinstance(outcome, str) else NOWHERE for outcome in map(self._destination, values)]
         targets = [MAIN, *dict.fromkeys(alike.get(target, target) for target in found)]
         number = {target: n for n, target in enumerate(targets)}
         of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
         of_record = np.full(len(chunk), number[MAIN])
-        deletes = _deletes(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
+        deletes = _delete_mask(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
         for rows in (deletes, ~deletes):  # if a record has both, its upsert selects the table
             of_record[located.kept[rows]] = of_value[codes[rows]]
         for target in np.unique(of_record).tolist():
             yield chunk.part(np.flatnonzero(of_record == target), targets[target])
 
-    def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
+    def _encode(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return each row's index in the list of distinct values, and this list."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
@@ -130,12 +130,12 @@ class Divider:
 
     def _destination(self, value: str | bytes | None) -> _Destination:
         if value not in self._destinations:
-            if len(self._destinations) >= MAX_KNOWN:
+            if len(self._destinations) >= MAX_CACHED_VALUES:
                 self._destinations.clear()
-            self._destinations[value] = self._found(value)
+            self._destinations[value] = self._find_destination(value)
         return self._destinations[value]
 
-    def _found(self, value: str | bytes | None) -> _Destination:
+    def _find_destination(self, value: str | bytes | None) -> _Destination:
         if value is None:
             return MAIN if self._to.to_main else self._rejection("has no value")
         try:
@@ -154,15 +154,15 @@ class Divider:
         return Rejection(0, NO_TABLE, f"{self._to.by}{of}: {reason}")
 
 
-def _of_rows_before(decoded: Decoded) -> NDArray[np.bool_]:
-    """Mask of deletes whose record also has an upsert. If they have no table, their row was in no table either."""
+def _superseded_deletes(decoded: Decoded) -> NDArray[np.bool_]:
+    """Return a mask of deletes whose record also has an upsert. Without a table, such a delete changes no row."""
     again = line_numbers(decoded.kept) > 0
     if not again.any():
         return again
-    return np.isin(decoded.kept, decoded.kept[again]) & _deletes(decoded.rows)
+    return np.isin(decoded.kept, decoded.kept[again]) & _delete_mask(decoded.rows)
 
 
-def _deletes(rows: pa.Table) -> NDArray[np.bool_]:
+def _delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
     if CHANGE not in rows.column_names:
         return np.zeros(rows.num_rows, np.bool_)
     return np.asarray(pc.equal(rows.column(CHANGE), DELETE))

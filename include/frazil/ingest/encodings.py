@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-SAMPLED_ROWS = 8_192
-"""Number of rows sampled. At most as many elements, keys or values of lists and maps are sampled."""
-BATCH_VALUES, BATCH_BYTES = 1_024, 2**20
+MAX_SAMPLED_ROWS = 8_192
+"""Maximum number of sampled rows. The same limit applies to elements, keys and values of lists and maps."""
+MAX_BATCH_VALUES, MAX_BATCH_BYTES = 1_024, 2**20
 """Maximum number of values, and of their bytes, that Parquet's writer encodes before it checks whether a page is full.
 
 With the writer's default of 1,024 values, values of 100 KB make a page of 100 MB, which needs three times that memory.
@@ -38,7 +38,7 @@ class Encodings:
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
-    batch_values: int = BATCH_VALUES
+    batch_values: int = MAX_BATCH_VALUES
 
 
 def choose(rows: pa.Table, *, modern: bool) -> Encodings:
@@ -50,7 +50,7 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
     widest = 1.0
-    sample = rows.slice(0, SAMPLED_ROWS)
+    sample = rows.slice(0, MAX_SAMPLED_ROWS)
     for field, column in zip(sample.schema, sample.columns, strict=True):
         # Text chunks are not combined, because they may be large.
         leaves = [(field.name, column)] if _is_text(field.type) else _leaves(field.name, column.combine_chunks())
@@ -59,12 +59,12 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
             if _is_text(values.type):
                 widest = max(widest, values.nbytes / max(len(values), 1))
             else:
-                other = _instead_of_a_dictionary(values[:SAMPLED_ROWS])
+                other = _instead_of_a_dictionary(values[:MAX_SAMPLED_ROWS])
             if other is None:
                 use_dictionary.append(path)
             elif modern:
                 column_encoding[path] = other
-    return Encodings(use_dictionary, column_encoding, max(1, min(BATCH_VALUES, int(BATCH_BYTES / widest))))
+    return Encodings(use_dictionary, column_encoding, max(1, min(MAX_BATCH_VALUES, int(MAX_BATCH_BYTES / widest))))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -93,9 +93,9 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _instead_of_a_dictionary(array: pa.Array) -> str | None:
-    """Return the encoding that takes fewer bits than a dictionary.
+    """Return an encoding that needs fewer bits than a dictionary.
 
-    Returns None if a dictionary is best, or if the array has too few values to compare.
+    Returns None if a dictionary is best, or if the array has too few values for a comparison.
     """
     kind: Any = array.type
     real = pa.types.is_float32(kind) or pa.types.is_float64(kind)

@@ -45,9 +45,9 @@ def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
-    """Return the value of each record's last header with this name; null without one. `count` is the number of records.
+    """Return the value of each record's last header with this name; null for a record without such a header.
 
-    The result shares the buffer of `headers`.
+    `count` is the number of records. The result shares the buffer of `headers`.
     """
     if headers is None:
         return BinaryColumn.nulls(count)

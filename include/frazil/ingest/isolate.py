@@ -1,8 +1,8 @@
 """Decodes in a child process, so that a record that crashes the decoder can be found and rejected.
 
 A record can trigger a bug in a native parser, which crashes the whole worker, at every retry. After a failed attempt, a
-task therefore decodes in a child process. When the child dies, the chunk is halved until the record that causes the
-crash is alone. That record is rejected as `DecoderCrashed`; all other records are decoded.
+task therefore decodes in a child process. When the child dies, the chunk is bisected until it is the one record that
+causes the crash. That record is rejected as `DecoderCrashed`; all other records are decoded.
 
 A child can also die because of its host (memory, disk, a kill). Each new child therefore first decodes a harmless
 record. A record is rejected only if it kills a child that has just decoded a harmless record of the same length. If a
@@ -46,10 +46,10 @@ class IsolatedDecoder:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Decode a chunk. Raises the decoder's errors, and EnvironmentUnusable if a new child cannot decode."""
-        answer = self._ask(chunk)
+        answer = self._request(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
-            self._prove(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
-            answer = self._ask(chunk)
+            self._check_child(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
+            answer = self._request(chunk)
         if isinstance(answer, Decoded):
             return answer
         if isinstance(answer, BaseException):
@@ -72,7 +72,7 @@ class IsolatedDecoder:
             self._child.kill()
             self._reap(self._child)
 
-    def _ask(self, chunk: Chunk) -> Decoded | BaseException | int:
+    def _request(self, chunk: Chunk) -> Decoded | BaseException | int:
         """Return the child's result or exception, or the child's exit code if it died."""
         child = self._child or self._start()
         try:
@@ -90,11 +90,11 @@ class IsolatedDecoder:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        self._prove(child, self._make, known_record())
+        self._check_child(child, self._make, known_record())
         return child
 
-    def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send frames to the child; it decodes the last, a harmless record. Raises EnvironmentUnusable if it dies."""
+    def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
+        """Send frames to the child. It decodes the last, a harmless record. Raises EnvironmentUnusable if it dies."""
         *before, known = frames
         try:
             for frame in before:

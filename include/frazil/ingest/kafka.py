@@ -40,12 +40,12 @@ CPU cache.
 """
 CONSUME_BYTES = 16 * 2**20
 POLL_S = 0.1
-UNREACHABLE_LIMIT_S = 120.0
+UNREACHABLE_TIMEOUT_S = 120.0
 WATERMARKS_TIMEOUT_S = 10.0
-FETCHES_THROTTLED = 2
-"""Number of throttled fetches without progress that are tolerated before reading counts as stalled."""
+MAX_THROTTLED_FETCHES = 2
+"""Maximum number of throttled fetches without progress. After more, reading counts as stalled."""
 MAX_THROTTLED_S = 900.0
-LOGGED_THROTTLE_S = 5.0
+MIN_LOGGED_THROTTLE_S = 5.0
 
 LARGEST = "receive.message.max.bytes"
 TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2", LARGEST: "300000000"}
@@ -67,7 +67,7 @@ EXACTNESS = {
 
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _CONSEQUENCES = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
-"""Errors that follow from other errors, without naming the cause. They are frequent, so they are not logged."""
+"""Errors that follow from other errors and do not name the cause. They are frequent, so they are not logged."""
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
 
@@ -110,7 +110,7 @@ class RangeReader(ABC):
         ranges: Sequence[OffsetRange],
         *,
         stream: str | None = None,
-        unreachable_limit_s: float = UNREACHABLE_LIMIT_S,
+        unreachable_limit_s: float = UNREACHABLE_TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ranges = ranges
@@ -152,28 +152,28 @@ class RangeReader(ABC):
                 raise self._failure
             for chunk in self._chunks() if arrived else ():
                 yield chunk
-                advanced_at = self._monotonic()  # time spent by the chunk's consumer does not count as Kafka's silence
+                advanced_at = self._monotonic()  # excludes the consumer's time
             self.on_read(self._pending())
             if self._progress() != before:
                 advanced_at = self._monotonic()
                 for code in earlier:
                     del self._troubles[code]
-            elif self._monotonic() - advanced_at > self._silence_limit_s():  # a partition may return only errors
+            elif self._monotonic() - advanced_at > self._no_progress_timeout_s():  # a partition may return only errors
                 raise self._failure or self._stalled()
         yield from self._rest()
 
     def _progress(self) -> tuple[int, int]:
-        """Return a value that changes whenever a range ends, or its position moves."""
+        """Return the number of open ranges, and the sum of all positions: they change whenever a range advances."""
         return len(self._open), int(self._positions.sum())
 
-    def _silence_limit_s(self) -> float:
+    def _no_progress_timeout_s(self) -> float:
         """Return the time (s) without progress after which reading fails. A broker's quota may extend it."""
-        return self._limit_s + min(FETCHES_THROTTLED * self._throttled_s, MAX_THROTTLED_S)
+        return self._limit_s + min(MAX_THROTTLED_FETCHES * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
         """Store the delay (ms) of the next fetch by a broker's quota; 0 if it is no longer delayed."""
         self._throttled_s = milliseconds / 1000
-        if self._throttled_s >= LOGGED_THROTTLE_S and "throttle" not in self._logged:
+        if self._throttled_s >= MIN_LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
             log.warning("%s: %s", self._place(), self._throttle_words())
 
@@ -241,7 +241,7 @@ class RangeReader(ABC):
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """Handle an error. A fatal one is stored for the reading loop to raise, because a callback cannot raise it."""
+        """Handle an error. A fatal error is stored, and the reading loop raises it, because a callback cannot."""
         self._troubles[code] = text
         place = where or self._place()
         if code not in _CONSEQUENCES and code not in self._logged:
@@ -272,13 +272,13 @@ class RangeReader(ABC):
     def _stalled(self) -> KafkaUnavailable | SpecError:
         (topic, partition), i = next(iter(self._open.items()))
         causes = [text for code, text in self._troubles.items() if code not in _CONSEQUENCES]
-        said = causes or [*self._troubles.values()][-1:] or ["the brokers are silent"]
+        reasons = causes or [*self._troubles.values()][-1:] or ["the brokers are silent"]
         todo = "" if causes else " Are the brokers reachable?"
         if self._throttled_s:
-            said.append(self._throttle_words())
+            reasons.append(self._throttle_words())
             todo = " Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota."
         too_large = any(LARGEST in text for text in causes)  # permanent: reading the batch again cannot help
         return (SpecError if too_large else KafkaUnavailable)(
-            f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
-            f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
+            f"no record arrived for {self._no_progress_timeout_s():.0f} s and {len(self._open)} ranges have not ended, "
+            f"among them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(reasons)}.{todo}"
         )

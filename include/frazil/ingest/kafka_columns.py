@@ -207,7 +207,7 @@ class ColumnReader(RangeReader):
     def _learn_topic(self) -> None:
         """Add the next message's topic to the known topics if it is still being read; otherwise drop the message.
 
-        Topics are known by the address of librdkafka's object, which it may reuse once a topic is no longer read.
+        Topics are identified by the address of librdkafka's object, which it may reuse once a topic is no longer read.
         """
         rkt = self._next_message().rkt
         name = self._library.topic_name(rkt).decode()
@@ -237,8 +237,8 @@ class ColumnReader(RangeReader):
         while event := self._library.queue_poll(self._log_lines, 0):
             try:
                 if self._library.event_log(event, byref(facility), byref(text), byref(level)) == 0:
-                    said = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
-                    log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *said)
+                    texts = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
+                    log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *texts)
             finally:
                 self._library.event_destroy(event)
 

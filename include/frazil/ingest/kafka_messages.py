@@ -139,7 +139,7 @@ class _Pending:
         self._timestamps: list[NDArray[np.int64]] = []
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Copy the needed attributes at once, so that the messages are freed while they are in the CPU cache."""
+        """Copy the needed attributes immediately, so that the messages are freed while they are in the CPU cache."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [packed(some) if some else None for some in found]

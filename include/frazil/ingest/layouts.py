@@ -29,10 +29,10 @@ FIRST_PASS: Target = ".first-pass"
 
 
 def alike(context: StageContext) -> Mapping[Target, Target] | None:
-    """Map targets to another target with the same columns; None if all records can be decoded together.
+    """Map each target to a target with the same columns, so that their records share a decoder.
 
-    With a transform, all records are decoded together. The map is empty if tables may evolve, because a decoder reports
-    new fields for one table only.
+    Returns None if one decoder fits all records, as with a transform. The map is empty if tables may evolve, because a
+    decoder reports new fields for one table only.
     """
     routed = [target for target in context.targets if is_routed(target)]
     if context.destinations is None or context.transform or format_of(context.record_format).type not in NAMED_FIELDS:
@@ -50,7 +50,7 @@ def alike(context: StageContext) -> Mapping[Target, Target] | None:
 
 
 def context_of(context: StageContext, target: Target) -> StageContext:
-    """Return the context for decoding a target's records: columns have the names that the target's table uses."""
+    """Return the context for decoding a target's records, with the column names of the target's table."""
     if target == FIRST_PASS:
         return _first_pass(context)
     if not is_routed(target):

@@ -1,7 +1,7 @@
-"""Finds the single records that make an operation fail.
+"""Finds the individual records that make an operation fail, by bisection.
 
-The cause may be unknown: a value that overflows a transform, fits no statistic or triggers a library's bug. The records
-are therefore halved and tried again until the failing record is alone.
+The cause need not be known: a partition transform that overflows, a value that has no Parquet statistics, a bug in a
+library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_environment(error: Exception) -> bool:
 def narrowed(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
     """Call `attempt` on pieces of the records `[0, count)`. Yields `(start, end, result)` for each piece, in order.
 
-    If `attempt` raises for a piece, the piece is halved. If it raises for a single record, the exception is the result.
+    If `attempt` raises for a piece, the piece is bisected. If the piece is one record, the exception is the result.
     Errors of the environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and
     tries each record up to log2(n) + 2 times.
     """

@@ -36,7 +36,7 @@ PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
 """Iceberg's defaults for the table properties that `FileLayout.of` reads."""
 FORMAT_VERSION = "write.parquet.format-version"
-"""Table property that selects the generation of encodings. frazil sets it to v2 in new tables.
+"""Table property that selects the version of encodings. frazil sets it to v2 in new tables.
 
 Pages always have format v1.
 """
@@ -84,9 +84,9 @@ class FileLayout:
             spec=spec,
             order=SortOrder.model_validate_json(table.sort_order_json),
             arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
-            row_group_bytes=_number(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
-            row_group_rows=_number(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
-            modern=_modern(properties),
+            row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
+            row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
+            modern=_allows_v2(properties),
             writer_options=_writer_options(properties),
             statistics=compute_statistics_plan(schema, dict(properties)),
             column_ids=parquet_path_to_id_mapping(schema),
@@ -95,7 +95,7 @@ class FileLayout:
         )
 
 
-def _number(properties: Mapping[str, str], name: str, default: int) -> int:
+def _positive_integer(properties: Mapping[str, str], name: str, default: int) -> int:
     try:
         value = int(properties.get(name, default))
     except ValueError:
@@ -105,7 +105,7 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     return value
 
 
-def _modern(properties: Mapping[str, str]) -> bool:
+def _allows_v2(properties: Mapping[str, str]) -> bool:
     version = properties.get(FORMAT_VERSION, "v1")
     if version not in ("v1", "v2"):
         raise SpecError(f"table property {FORMAT_VERSION}: {version!r} is not v1 or v2")
@@ -121,9 +121,9 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "compression": codec,
         "compression_level": None if level is None or codec in ("none", "snappy", "lz4") else int(level),
-        "data_page_size": _number(properties, "write.parquet.page-size-bytes", PAGE_BYTES),
-        "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", PAGE_ROWS),
-        "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", DICTIONARY_BYTES),
+        "data_page_size": _positive_integer(properties, "write.parquet.page-size-bytes", PAGE_BYTES),
+        "max_rows_per_page": _positive_integer(properties, "write.parquet.page-row-limit", PAGE_ROWS),
+        "dictionary_pagesize_limit": _positive_integer(properties, "write.parquet.dict-size-bytes", DICTIONARY_BYTES),
         "store_schema": False,
         "store_decimal_as_integer": True,  # required by the Iceberg specification, appendix A
     }
@@ -196,8 +196,8 @@ class ParquetFile:
             value_counts=statistics["value_counts"],
             null_value_counts=statistics["null_value_counts"],
             nan_value_counts=statistics["nan_value_counts"],
-            lower_bounds=_encoded(statistics["lower_bounds"]),
-            upper_bounds=_encoded(statistics["upper_bounds"]),
+            lower_bounds=_encode_bounds(statistics["lower_bounds"]),
+            upper_bounds=_encode_bounds(statistics["upper_bounds"]),
             split_offsets=tuple(statistics["split_offsets"]),
             content=layout.content,
         )
@@ -211,5 +211,5 @@ def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey
     )
 
 
-def _encoded(bounds: Mapping[int, bytes]) -> dict[int, str]:
+def _encode_bounds(bounds: Mapping[int, bytes]) -> dict[int, str]:
     return {field_id: base64.b64encode(bound).decode() for field_id, bound in bounds.items()}

@@ -18,7 +18,7 @@ MAX_PLACES = 10_000
 MAX_WINDOWS = 1_000
 """Maximum number of windows for which rows are counted. With more windows, no window is counted.
 
-A commit's summary has no room for more, and scattered event times would fill memory and journals.
+More do not fit in a commit's summary, and scattered event times would fill memory and journals.
 """
 
 

@@ -1,6 +1,6 @@
 """Reads several offset ranges of the same topic-partition, in as few passes as possible.
 
-A pass ("turn") reads at most one range per topic-partition.
+One pass reads at most one range per topic-partition.
 """
 
 from __future__ import annotations

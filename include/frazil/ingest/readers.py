@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FORCED = "FRAZIL_KAFKA_READER"
 """Environment variable of executors. The value `messages` selects the slower reader, which uses message objects."""
-EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
+SLOW_READER = "records of Kafka are read one by one, which costs more CPU"
 
 
 def kafka_reader(
@@ -39,7 +39,7 @@ def kafka_reader(
         open_ranges = partial(MessageReader, properties, stream=stream)
     partitions = {(r.topic, r.partition) for r in ranges}
     reader = open_ranges(ranges) if len(partitions) == len(ranges) else TurnReader(open_ranges, ranges)
-    reader.notice = reason and f"{EACH_RECORD}: {reason}"
+    reader.notice = reason and f"{SLOW_READER}: {reason}"
     return reader
 
 
@@ -47,10 +47,10 @@ def why_messages(properties: Mapping[str, str]) -> str | None:
     """Return why records must be read as message objects; None if the fast reader can be used."""
     if os.environ.get(FORCED) == "messages":
         return f"the executor's {FORCED} requests it"
-    return _unfit() or _unfit_properties(properties)
+    return _slow_reader_reason() or _properties_reason(properties)
 
 
-def _unfit_properties(properties: Mapping[str, str]) -> str | None:
+def _properties_reason(properties: Mapping[str, str]) -> str | None:
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get("sasl.oauthbearer.method", "default")
         if method != "oidc":
@@ -64,7 +64,7 @@ def _unfit_properties(properties: Mapping[str, str]) -> str | None:
 
 
 @cache
-def _unfit() -> str | None:
+def _slow_reader_reason() -> str | None:
     """Return why this process cannot use the fast reader; None if it can. Checks and logs this only once."""
     try:
         librdkafka()
@@ -77,5 +77,5 @@ def _unfit() -> str | None:
         reason = f"its loop cannot be compiled here: {type(error).__name__}: {error}"
     else:
         return None
-    log.warning("%s: %s", EACH_RECORD, reason)
+    log.warning("%s: %s", SLOW_READER, reason)
     return reason

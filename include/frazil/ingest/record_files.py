@@ -1,7 +1,7 @@
 """Reads records from files as if Kafka had sent them. The files have Kafka coordinates as additional columns.
 
-JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. Parquet files already have
-types: a file whose columns do not fit the table is rejected as a whole. Its rows have no raw bytes for dead letters.
+JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. A Parquet file whose columns do
+not fit the table is rejected as a whole, because its rows have no raw bytes for dead letters.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 
     Raises SpecError for a file, column or line that cannot be used. If it does not raise, the file can be staged.
     """
-    with _named(path):
+    with _name_file_in_errors(path):
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
             pieces = _dead_letters(path, io)
         elif PurePosixPath(path).suffix in PARQUET:
@@ -123,7 +123,7 @@ class FileReader:
         for file in self._files:
             if not any(self._may_hold(r) for r in file.ranges):
                 continue
-            with _named(file.path):
+            with _name_file_in_errors(file.path):
                 for records in self._read(file.path):
                     found = self._find(records.coordinates)
                     if (kept := np.flatnonzero(found >= 0)).size:
@@ -163,9 +163,9 @@ def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[n
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
     if records.dead_letters is not None:
-        dead_letters = _unsealed(records.dead_letters.take(kept).to_pylist(), table, unseal)
+        dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        headers = BinaryColumn.of(_packed([dead_letter["headers"] for dead_letter in dead_letters]))
+        headers = BinaryColumn.of(_pack_headers([dead_letter["headers"] for dead_letter in dead_letters]))
         return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
@@ -173,7 +173,7 @@ def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[n
     return Chunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
 
 
-def _unsealed(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
+def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
     for dead_letter, at in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
         place = partial(place_of, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
         for part in ("key", "value"):
@@ -208,7 +208,7 @@ def _dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
             yield FileRecords(rows.select(NAMES), dead_letters=rows.select(DEAD_LETTER_COLUMNS[len(NAMES) :]))
 
 
-def _packed(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
+def _pack_headers(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
     from frazil.ingest.headers import packed  # noqa: PLC0415 - loads Numba, which only a reader's process has
 
     return [packed((header["name"], header["value"]) for header in of or ()) for of in headers]
@@ -242,7 +242,7 @@ def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
+def _name_file_in_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:

@@ -11,7 +11,7 @@ from frazil.ingest.decode import Rejection
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import safe
 
-SAMPLES = 3
+MAX_SAMPLES = 3
 """Maximum number of samples per error class."""
 MAX_SAMPLE_CHARACTERS = 300
 """Maximum number of characters of a sample's error text. The dead letter itself has a longer text."""
@@ -36,11 +36,11 @@ class RejectCounter:
             self._counts[rejection.error_class] += 1
             first = self._first.get(index)
             samples = self._samples.setdefault(rejection.error_class, [])
-            if (first is None or offset < first.offset) or len(samples) < SAMPLES:
+            if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
                 reject = self._reject(index, offset, rejection)
                 if first is None or offset < first.offset:
                     self._first[index] = reject
-                if len(samples) < SAMPLES:
+                if len(samples) < MAX_SAMPLES:
                     samples.append(reject)
 
     def _reject(self, index: int, offset: int, rejection: Rejection) -> Reject:
@@ -64,7 +64,7 @@ def join_rejects(parts: Iterable[Rejects]) -> Rejects:
             first[at] = min(first.get(at, reject), reject, key=_offset)
         for reject in part.samples:
             samples.setdefault(reject.error_class, []).append(reject)
-    few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_place)[:SAMPLES])
+    few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_place)[:MAX_SAMPLES])
     return Rejects(dict(counts.most_common()), tuple(sorted(first.values(), key=_place)), tuple(few))
 
 

@@ -1,4 +1,4 @@
-"""Hides nulls in required fields of null values from Parquet's writer.
+"""Removes the nulls of required fields inside null values before Parquet's writer sees them.
 
 In Arrow, the fields of a null struct are null, too. Parquet's writer rejects such a column if one of these fields is
 required, although the Parquet format stores no value for the field.
@@ -57,28 +57,28 @@ def lacking(array: pa.Array, field: pa.Field) -> dict[int, str]:
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found
-    for start, end, tried in narrowed(len(array), lambda start, end: _tried(array[start:end], field)):
+    for start, end, tried in narrowed(len(array), lambda start, end: _check_array(array[start:end], field)):
         if isinstance(tried, Exception):
             found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
     return found
 
 
-def _tried(array: pa.Array, field: pa.Field) -> None:
+def _check_array(array: pa.Array, field: pa.Field) -> None:
     revealed(pa.Table.from_arrays([array], schema=pa.schema([field])))
 
 
 def plain_row(schema: pa.Schema) -> pa.Table:
     """Return one row in which optional columns are null, and required columns are zero or empty."""
-    return pa.Table.from_arrays([_plain(field) for field in schema], schema=schema)
+    return pa.Table.from_arrays([_plain_array(field) for field in schema], schema=schema)
 
 
-def _plain(field: pa.Field) -> pa.Array:
+def _plain_array(field: pa.Field) -> pa.Array:
     kind: Any = field.type
     if field.nullable:
         return pa.nulls(1, kind)
     if pa.types.is_struct(kind):
         parts = [kind.field(i) for i in range(kind.num_fields)]
-        return pa.StructArray.from_arrays([_plain(part) for part in parts], fields=parts)
+        return pa.StructArray.from_arrays([_plain_array(part) for part in parts], fields=parts)
     if isinstance(kind, pa.ExtensionType):
         return pa.ExtensionArray.from_storage(kind, _without_nulls(pa.nulls(1, kind.storage_type)))
     return _without_nulls(pa.nulls(1, kind))

@@ -1,4 +1,4 @@
-"""Writes a task's rows to the many tables of a route, with the memory of a single writer."""
+"""Writes a task's rows to the many tables of a route, with the memory limit of one writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.ingest.changes import KEPT
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, Divided
 from frazil.ingest.parquet import FileLayout
-from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
+from frazil.ingest.write import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, held_bytes
 from frazil.spec.former_columns import former_columns, names_in_rows
 
 NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
@@ -37,8 +37,8 @@ class RoutedWriters:
         context: StageContext,
         *,
         file_name: Callable[[], str],
-        buffer_bytes: int = BUFFER_BYTES,
-        undivided_bytes: int = UNSPLIT_BYTES,
+        buffer_bytes: int = MAX_BUFFER_BYTES,
+        undivided_bytes: int = MAX_UNSPLIT_BYTES,
     ) -> None:
         self._context = context
         self._file_name = file_name
@@ -159,7 +159,10 @@ def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Return `names_in_rows` for two tables, given their schemas (as JSON) and properties."""
+    """Map each column of the table `own` to the other names that it may have in rows of the table `main`.
+
+    Takes the schemas as JSON, and the properties, of both tables; see `names_in_rows`.
+    """
     own_former, main_former = former_columns(own_properties), former_columns(main_properties)
     if not (own_former or main_former):
         return {}

@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 MIXED = "mixed"
 """The type of values that have no common type."""
 DEEPEST = 20
-"""Maximum nesting. Deeper values are MIXED and get no column: query engines limit the depth of schemas."""
+"""Maximum nesting depth. Deeper values are MIXED and get no column: query engines limit the depth of schemas."""
 MAX_OBJECT_FIELDS = 1_000
 """Maximum number of an object's fields. An object with more is MIXED, because its keys are data without a limit."""
 CROWD = "\0"
@@ -29,7 +29,7 @@ CROWD = "\0"
 MAX_NEW_FIELDS = 10_000
 """Maximum number of new fields that are reported: the first in path order, whatever the order of records."""
 MAX_NAMES = 8
-"""Maximum number of field names reported for records without any column's field."""
+"""Maximum number of field names that are reported for records in which no field fills a column."""
 MAX_NAME_CHARACTERS = 64
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
@@ -73,7 +73,7 @@ class Within(NamedTuple):
 
     path: Path = ()
     beside: str = ""
-    """A field next to the struct. Only records in which it has one of the `values` are examined; if empty, all are."""
+    """A field next to the struct. Only records in which it has one of the `values` are searched; if empty, all."""
     values: frozenset[str] = frozenset()
 
 
@@ -212,16 +212,16 @@ def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a 
             element = merged(one.element, other.element)
             return one if element is one.element else ListOf(element)
         case StructOf(), StructOf():
-            return _merged_structs(one, other)
+            return _merge_structs(one, other)
         case MapOf(), MapOf():
             value = merged(one.value, other.value)
             return one if value is one.value else MapOf(value)
         case str(), str():
-            return one if one == other else _merged_names(one, other)
+            return one if one == other else _merge_names(one, other)
     return MIXED
 
 
-def _merged_structs(one: StructOf, other: StructOf) -> FoundType:
+def _merge_structs(one: StructOf, other: StructOf) -> FoundType:
     """Merge two struct types.
 
     Takes time linear in the size of `other`, except if `one` changes. That can happen only a limited number of times.
@@ -237,7 +237,7 @@ def struct_of(fields: Mapping[str, FoundType]) -> FoundType:
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
 
-def _merged_names(one: str, other: str) -> str:
+def _merge_names(one: str, other: str) -> str:
     if one in _NUMBERS and other in _NUMBERS:
         return "long" if {one, other} == {"int", "long"} else "double"
     decimals = _decimal(one), _decimal(other)
@@ -249,7 +249,7 @@ def _merged_names(one: str, other: str) -> str:
 def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 - a table
     """Return the type of a parsed JSON value.
 
-    An integer is a long; if it needs more than 64 bits, a double. A text is always a string.
+    An integer is a long or, if it needs more than 64 bits, a double.
     """
     if depth > DEEPEST:
         return MIXED

@@ -30,19 +30,19 @@ SEALED = RESERVED + b"sealed1"
 NONCE = 12
 
 
-class Secret:
-    """The keys derived from a stream's secret."""
+class Sealer:
+    """Hashes, tokenizes and encrypts with keys derived from a stream's secret."""
 
     def __init__(self, text: str) -> None:
-        """Raises SpecError for a text that is too short, and MissingExtra without `cryptography`."""
+        """`text` is the secret. Raises SpecError if it is too short, and MissingExtra without `cryptography`."""
         require("cryptography")
         if len(text) < MIN_SECRET_CHARACTERS:
             raise SpecError(f"sensitive.secret is shorter than {MIN_SECRET_CHARACTERS} characters; use a longer one")
         self._text = text.encode()
 
     @classmethod
-    def of(cls, reference: str, environment: Mapping[str, str]) -> Secret:
-        """Resolve the reference and derive the keys. Raises SpecError if the reference cannot be resolved."""
+    def of(cls, reference: str, environment: Mapping[str, str]) -> Sealer:
+        """Create a sealer from the reference to a secret. Raises SpecError if it cannot be resolved."""
         try:
             return cls(resolve(reference, environment))
         except SpecError as error:
@@ -96,7 +96,7 @@ class Secret:
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
     def unsealed(self, sealed: bytes, place: str) -> bytes:
-        """Decrypt the result of `sealed`. Raises SpecError if the secret or `place` is another one."""
+        """Decrypt the result of `sealed`. Raises SpecError for a different secret or `place`."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - from an optional package
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
@@ -104,8 +104,8 @@ class Secret:
             return bytes(self._gcm.decrypt(nonce, data, place.encode()))
         except (InvalidTag, ValueError):
             raise SpecError(
-                f"the dead letter of {place} was encrypted with another secret than today's sensitive.secret; set "
-                "the old secret while you read or replay such dead letters"
+                f"the dead letter of {place} was encrypted with a different secret than the current sensitive.secret; "
+                "set the old secret while you read or replay such dead letters"
             ) from None
 
 
@@ -119,16 +119,16 @@ class Unsealer:
         encrypted.
         """
         self._reference, self._sensitive = reference, sensitive
-        self._secret: Secret | None = None
+        self._sealer: Sealer | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
-        """Decrypt a part if it is encrypted; else return it unchanged. Raises SpecError without the right secret."""
+        """Decrypt a part if it is encrypted, otherwise return it unchanged. Raises SpecError for a wrong secret."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
             raise SpecError(f"the dead letter of {place} is encrypted: declare sensitive.secret to read it")
-        self._secret = self._secret or Secret.of(self._reference, os.environ)
-        return self._secret.unsealed(value, place)
+        self._sealer = self._sealer or Sealer.of(self._reference, os.environ)
+        return self._sealer.unsealed(value, place)
 
 
 def unsealer_of(spec: StreamSpec) -> Unsealer:
@@ -138,7 +138,7 @@ def unsealer_of(spec: StreamSpec) -> Unsealer:
 def check_secret(spec: StreamSpec) -> None:
     """Raise SpecError or MissingExtra if the stream needs a secret that this process cannot use."""
     if spec.sensitive and spec.sensitive.needs_secret and spec.sensitive.secret:
-        Secret.of(spec.sensitive.secret, os.environ)
+        Sealer.of(spec.sensitive.secret, os.environ)
 
 
 def place_of(topic: str, partition: int, offset: int, part: str) -> str:

@@ -19,7 +19,7 @@ from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
 from frazil.ingest.schema_drift import Path
-from frazil.ingest.sealing import OMITTED, RESERVED, Secret
+from frazil.ingest.sealing import OMITTED, RESERVED, Sealer
 from frazil.spec.coordinates import RESERVED as COORDINATE_NAMES
 
 MASK = "****"
@@ -40,7 +40,7 @@ class Protector:
         declared = context.sensitive
         schema = Schema.model_validate_json(context.main.schema_json)
         _check_dropped(declared["dropped"], schema, context.aliases)
-        self._secret = Secret.of(declared["secret"], os.environ) if declared["secret"] else None
+        self._sealer = Sealer.of(declared["secret"], os.environ) if declared["secret"] else None
         self._dead_letters: str = declared["dead-letters"]
         self._names = sorted(schema.column_names, key=len, reverse=True)
         self._changes = [
@@ -50,16 +50,16 @@ class Protector:
 
     def _change(self, how: str, keep_last: int) -> Change:
         if how == "mask":
-            return partial(_masked, keep_last=keep_last)
-        assert self._secret is not None, "the declaration's rules require a secret"
-        return partial(_each, self._secret.hashed if how == "hash" else self._secret.token)
+            return partial(_mask_texts, keep_last=keep_last)
+        assert self._sealer is not None, "the declaration's rules require a secret"
+        return partial(_map_distinct, self._sealer.hashed if how == "hash" else self._sealer.token)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows with the sensitive columns masked, hashed or tokenized."""
         for (first, *rest), change in self._changes:
             place = rows.schema.get_field_index(first)
             column = rows.column(place)
-            changed = [_changed(chunk, rest, change) for chunk in column.chunks]
+            changed = [_apply_change(chunk, rest, change) for chunk in column.chunks]
             rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(changed, column.type))
         return rows
 
@@ -82,8 +82,8 @@ class Protector:
             return value
         if self._dead_letters != "encrypt":  # or a producer sent bytes that look like a placeholder
             return OMITTED
-        assert self._secret is not None, "the declaration's rules require a secret"
-        return self._secret.sealed(value, place)
+        assert self._sealer is not None, "the declaration's rules require a secret"
+        return self._sealer.sealed(value, place)
 
 
 def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
@@ -113,7 +113,7 @@ def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:
-    """Return an error that is safe to raise and log. Texts of other libraries are removed: they may quote values."""
+    """Return an error that is safe to raise and log. Messages of other libraries are removed: they may quote values."""
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
@@ -142,7 +142,7 @@ def _steps(schema: Schema, name: str) -> list[str]:
     return name.split(".")
 
 
-def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
+def _apply_change(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
     """Apply `change` to the texts at this path inside the array. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)
@@ -152,24 +152,26 @@ def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
         mask = array.is_null() if array.null_count else None
         at = kind.get_field_index(first)
         children = [array.field(i) for i in range(kind.num_fields)]
-        children[at] = _changed(children[at], rest, change)
+        children[at] = _apply_change(children[at], rest, change)
         return pa.StructArray.from_arrays(children, fields=[kind.field(i) for i in range(kind.num_fields)], mask=mask)
-    array = _compact(array)
+    array = _without_offset(array)
     mask = array.is_null() if array.null_count else None
     if pa.types.is_map(kind):
         keys, items = array.keys, array.items
-        keys, items = (_changed(keys, rest, change), items) if first == "key" else (keys, _changed(items, rest, change))
+        keys, items = (
+            (_apply_change(keys, rest, change), items) if first == "key" else (keys, _apply_change(items, rest, change))
+        )
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=mask)
     made: Any = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    return made.from_arrays(array.offsets, _changed(array.values, rest, change), type=kind, mask=mask)
+    return made.from_arrays(array.offsets, _apply_change(array.values, rest, change), type=kind, mask=mask)
 
 
-def _compact(array: pa.Array) -> pa.Array:
+def _without_offset(array: pa.Array) -> pa.Array:
     """Return the array without an offset, because `from_arrays` does not accept a mask together with an offset."""
     return pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
 
 
-def _masked(texts: pa.Array, *, keep_last: int) -> pa.Array:
+def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:
     hidden = pc.if_else(texts.is_valid(), pa.scalar(MASK, texts.type), pa.scalar(None, texts.type))
     if not keep_last:
         return hidden
@@ -177,7 +179,7 @@ def _masked(texts: pa.Array, *, keep_last: int) -> pa.Array:
     return pc.if_else(pc.greater_equal(pc.utf8_length(texts), 2 * keep_last), shown, hidden)
 
 
-def _each(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
+def _map_distinct(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
     """Apply `make` once to each distinct text."""
     encoded = texts.dictionary_encode()
     made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())

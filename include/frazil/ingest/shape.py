@@ -73,10 +73,10 @@ class Shaper:
         """Schema drift of all records so far."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Return rows with the table's schema. Records outside a backfill's time range are left out.
+        """Return rows with the table's schema. Records outside a backfill's time range are omitted.
 
-        A record with several rows is accepted or rejected as a whole: it must not be in the table and also be a dead
-        letter.
+        A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
+        letter. Also adds the records' schema drift to `drift`.
         """
         decoded = self.decoded(chunk)
         if self._several:
@@ -91,10 +91,10 @@ class Shaper:
             shaped = Decoded(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
         wrong = {
             **self._coordinates.out_of_range(chunk, shaped.kept),
-            **self._untruncatable(shaped.rows),
-            **self._out_of_range(chunk, shaped),
+            **self._find_untruncatable(shaped.rows),
+            **self._find_out_of_range(chunk, shaped),
         }
-        found = _without(shaped, wrong) if wrong else shaped
+        found = _reject_rows(shaped, wrong) if wrong else shaped
         return whole_records(found) if self._several else found
 
     def records_of(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
@@ -102,7 +102,7 @@ class Shaper:
         return line_numbers(kept) == 0 if self._several else None
 
     def decoded(self, chunk: Chunk) -> Decoded:
-        """Decode the chunk to rows without coordinates. The ranges of their values are not checked yet."""
+        """Decode the chunk to rows without coordinates, and add its schema drift to `drift`. Does not check ranges."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
@@ -123,14 +123,14 @@ class Shaper:
             whole = self._changes(whole, chunk)
         return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
 
-    def _out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:
+    def _find_out_of_range(self, chunk: Chunk, shaped: Decoded) -> dict[int, str]:
         found: dict[int, str] = {}
         for row, moment in out_of_range(shaped.rows).items():
             record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
-            found[row] = sentence_of(moment, record, quote=self._quote, units=self._units)
+            found[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
         return found
 
-    def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
+    def _find_untruncatable(self, rows: pa.Table) -> dict[int, str]:
         found: dict[int, str] = {}
         for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
@@ -145,10 +145,10 @@ class Shaper:
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
-def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:
-    """Return the error text for a date or time out of range. It quotes the value as sent if `record` is given.
+def range_error_text(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:
+    """Return the error text for a date or time out of range. If `record` is given, it quotes the value as sent.
 
-    `units` maps a column's full name to how its values arrive.
+    `units` maps a column's full name to the encoding of its values.
     """
     words = None if record is None else quote(record, record_path(moment.path, units))
     unit = unit_of(units.get(".".join(moment.path)))
@@ -164,15 +164,15 @@ def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[Pa
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
             lowest = -(-ends[0] // field.transform.width * field.transform.width)
-            yield field, _scaled(lowest, kind) if isinstance(kind, DecimalType) else lowest
+            yield field, _to_decimal(lowest, kind) if isinstance(kind, DecimalType) else lowest
 
 
-def _scaled(number: int, kind: DecimalType) -> Decimal:
+def _to_decimal(number: int, kind: DecimalType) -> Decimal:
     with localcontext(prec=2 * kind.precision):
         return Decimal(number).scaleb(-kind.scale)
 
 
-def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
+def _reject_rows(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
     """Turn these rows into rejections. `wrong` maps a row to its error text."""
     rows = np.array(sorted(wrong))
     good = np.ones(len(shaped.kept), bool)

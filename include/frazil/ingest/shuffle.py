@@ -58,7 +58,7 @@ class Shuffler:
         parcels, start = [], 0
         for writer, count in enumerate(counts):
             if count:
-                parcels.append(Parcel(writer, self._task, count, _packed(sorted_rows.slice(start, count))))
+                parcels.append(Parcel(writer, self._task, count, _pack(sorted_rows.slice(start, count))))
                 self.sent[writer] += count
                 start += count
         return parcels
@@ -72,7 +72,7 @@ class Shuffler:
         for code, one in enumerate(found):
             if len(one.writers) > 1:
                 mine = np.flatnonzero(codes == code)
-                at = _scattered(self._salts[range_index[mine]], offsets[mine])
+                at = _scatter(self._salts[range_index[mine]], offsets[mine])
                 writers[mine] = np.array(one.writers, np.uint16)[np.searchsorted(one.ends[:-1], at, side="right")]
         return writers
 
@@ -99,7 +99,7 @@ class _Writers:
 
 
 def writer_of_unknown(key: PartitionKey, writers: int) -> int:
-    """Return the writer of a partition that recent batches did not have. It gets one writer, and therefore one file."""
+    """Return the only writer of a partition that recent batches did not have. With one writer, it gets one file."""
     return zlib.crc32(repr(key).encode()) % writers
 
 
@@ -108,7 +108,7 @@ def unpacked(parcel: Parcel) -> pa.Table:
         return stream.read_all()
 
 
-def _packed(rows: pa.Table) -> bytes:
+def _pack(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_IPC) as stream:
         stream.write_table(rows)
@@ -116,7 +116,7 @@ def _packed(rows: pa.Table) -> bytes:
     return packed
 
 
-def _scattered(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def _scatter(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Derive a pseudo-random number in `[0, 1)` from each record's salt (one per range) and offset.
 
     This is the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).

@@ -1,8 +1,8 @@
-"""Encodes an event's position in its source's log as a text. Later events of the same log have greater texts.
+"""Encodes an event's position in its source's log as a string. Later positions sort higher.
 
-The text ends with the time of the change and the server. Events of one log are compared by their position only, because
-a binlog has the start times of statements, which are not monotonic. Time and server show whether a new log has begun:
-on another server, on a restored server, or after `RESET MASTER`.
+The string ends with the time of the change and the server. Events of one log are compared by their position only,
+because a binlog has the start times of statements, which are not monotonic. Time and server show whether a new log has
+begun: on another server, on a restored server, or after `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
     `source` has the fields of `POSITIONS`.
     """
     lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
-    name = _in_order(file.cast(pa.string()))
-    of_log = pc.binary_join_element_wise(name, _padded(pos), pc.fill_null(_padded(row), "0" * _DIGITS), "/")
-    at = pc.if_else(lsn.is_valid(), _padded(lsn), of_log)
-    ms = pc.utf8_lpad(_whole(time).cast(pa.string()), _TIME_DIGITS, "0")
+    name = _to_sortable(file.cast(pa.string()))
+    of_log = pc.binary_join_element_wise(name, _pad(pos), pc.fill_null(_pad(row), "0" * _DIGITS), "/")
+    at = pc.if_else(lsn.is_valid(), _pad(lsn), of_log)
+    ms = pc.utf8_lpad(_to_integers(time).cast(pa.string()), _TIME_DIGITS, "0")
     of_time = pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
-    server = _whole(server)
+    server = _to_integers(server)
     known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # snapshot rows have server 0
     return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
 
@@ -74,7 +74,7 @@ def began_again(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     A newer log is recognised by a much later time, or by a later time with another server or binlog name.
     """
     one, other = logs(new), logs(old)
-    moved = _differ(one.name, other.name) | _differ(one.server, other.server)
+    moved = _differ_mask(one.name, other.name) | _differ_mask(one.server, other.server)
     found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     return found
 
@@ -105,14 +105,14 @@ def logs(places: pa.Array) -> Logs:
     return Logs(milliseconds, name, server)
 
 
-def _differ(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     known = pc.and_(pc.not_equal(one, ""), pc.not_equal(other, ""))
     found: NDArray[np.bool_] = pc.and_(known, pc.not_equal(one, other)).to_numpy(zero_copy_only=False)
     return found
 
 
-def _in_order(file: pa.Array) -> pa.Array:
-    """Convert binlog file names to texts that sort in log order; null for an empty or invalid name.
+def _to_sortable(file: pa.Array) -> pa.Array:
+    """Convert binlog file names to strings that sort in log order; null for an empty or invalid name.
 
     A letter is inserted before a number of seven or more digits, so that it sorts after shorter numbers. Names with
     shorter numbers stay unchanged, because tables already contain them.
@@ -124,10 +124,10 @@ def _in_order(file: pa.Array) -> pa.Array:
     return file
 
 
-def _whole(numbers: pa.Array) -> pa.Array:
-    """Return the values as int64: timestamps in milliseconds; negative values and values of other types as null.
+def _to_integers(numbers: pa.Array) -> pa.Array:
+    """Return integers and timestamps (ms) as int64. Negative values, and values of other types, become null.
 
-    A field of `source` can have another type if a declared column also reads it.
+    A field of `source` can have a different type if a declared column also reads it.
     """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))
@@ -137,5 +137,5 @@ def _whole(numbers: pa.Array) -> pa.Array:
     return pc.if_else(pc.greater_equal(numbers, 0), numbers, None)
 
 
-def _padded(numbers: pa.Array) -> pa.Array:
+def _pad(numbers: pa.Array) -> pa.Array:
     return pc.utf8_lpad(numbers.cast(pa.string()), _DIGITS, "0")

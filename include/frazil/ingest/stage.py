@@ -84,13 +84,13 @@ def stage(
     """
 
     def run(*, tried: bool) -> StageResult:
-        return _drained(_read(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried))
+        return _drain(_read(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried))
 
     try:
         return run(tried=False)
     except Suspect as suspect:
-        said = speakable(suspect.error, context)
-        log.warning("task %d: each chunk is now tried before it is written, because of", task.index, exc_info=said)
+        cause = speakable(suspect.error, context)
+        log.warning("task %d: each chunk is now tried before it is written, because of", task.index, exc_info=cause)
     try:
         return run(tried=True)
     except Suspect as suspect:
@@ -106,16 +106,16 @@ def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Ge
     report = Reporter(on_progress)
     try:
         if tried:
-            with _suspicion():
+            with _wrap_suspects():
                 run.check_table()
-        with _collector_paused(), run.reader() as reader:
+        with _pause_collector(), run.reader() as reader:
             reader.on_read = lambda records: report.now_and_then(run.progress.records + records)
             for chunk in reader:
-                with _suspicion():
+                with _wrap_suspects():
                     take(chunk)
                 yield from run.parcels()
                 report.now_and_then(run.progress.records)
-        with _suspicion():
+        with _wrap_suspects():
             result = run.finish(notices=_notices(reader))
         report(run.progress.records)
     except BaseException:
@@ -127,7 +127,7 @@ def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Ge
         run.close()
 
 
-def _drained(reading: Generator[Parcel, None, StageResult]) -> StageResult:
+def _drain(reading: Generator[Parcel, None, StageResult]) -> StageResult:
     while True:
         try:
             next(reading)
@@ -164,7 +164,7 @@ def read(
     on_progress: Callable[[int], None],
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | Read]:
-    """Like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
+    """Stage a task like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
 
     Yields parcels, and finally the `Read`. Raises the same errors as `stage`, and Suspect. Sent rows cannot be taken
     back. After Suspect, the whole batch must therefore be staged without a shuffle to find the failing record.
@@ -194,9 +194,9 @@ def write(
         for parcel in parcels:
             report.now_and_then(received.total())
             received[parcel.task] += parcel.rows
-            with _suspicion():
+            with _wrap_suspects():
                 table.add(unpacked(parcel))
-        with _suspicion():
+        with _wrap_suspects():
             written = Written(tuple(table.finish()), received)
         report(received.total())
     except BaseException:
@@ -217,7 +217,7 @@ def _compiler_notices() -> tuple[str, ...]:
 
 
 @contextmanager
-def _suspicion() -> Iterator[None]:
+def _wrap_suspects() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -266,17 +266,17 @@ class _Stage:
         return ()
 
     def take(self, chunk: Chunk) -> None:
-        for part in self._parts(chunk, self._shaped):
-            self._land(part, self._shaped(part))
+        for part in self._parts(chunk, self._shape_chunk):
+            self._land(part, self._shape_chunk(part))
 
     def take_tried(self, chunk: Chunk) -> None:
         """Like `take`, but write the records in memory first, and reject those that cannot be written on their own."""
-        for part in self._parts(chunk, self._tried):
-            self._land(part, self._tried(part))
+        for part in self._parts(chunk, self._try_records):
+            self._land(part, self._try_records(part))
 
-    def _tried(self, chunk: Chunk) -> Decoded:
+    def _try_records(self, chunk: Chunk) -> Decoded:
         parts = []
-        for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearsed(chunk.piece(start, end))):
+        for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearse(chunk.piece(start, end))):
             part = self._unwritable(tried, chunk) if isinstance(tried, Exception) else tried
             parts.append(part.moved(np.arange(start, end)))
         return joined(parts)
@@ -298,20 +298,20 @@ class _Stage:
             self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
         return self._shapers[target]
 
-    def _shaped(self, chunk: Chunk) -> Decoded:
+    def _shape_chunk(self, chunk: Chunk) -> Decoded:
         shape = self._shape(chunk.target)
         return shape.decoded(chunk) if chunk.target == FIRST_PASS else shape(chunk)
 
     def _unwritable(self, error: Exception, chunk: Chunk) -> Decoded:
-        nothing = self._shaped(chunk.piece(0, 0))
+        nothing = self._shape_chunk(chunk.piece(0, 0))
         return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def check_table(self) -> None:
         """Write a row of nulls and zeros in memory. An error shows that the table is at fault, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
-    def _rehearsed(self, chunk: Chunk) -> Decoded:
-        shaped = self._shaped(chunk)
+    def _rehearse(self, chunk: Chunk) -> Decoded:
+        shaped = self._shape_chunk(chunk)
         if chunk.target == FIRST_PASS:
             return shaped
         if self._divide is None:
@@ -423,7 +423,7 @@ class _ShuffledStage(_Stage):
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def _pause_collector() -> Iterator[None]:
     """Pause garbage collection. Each run would scan hundreds of thousands of live messages, which have no cycles."""
     enabled = gc.isenabled()
     gc.disable()

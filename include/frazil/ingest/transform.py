@@ -71,7 +71,7 @@ class TransformedDecoder:
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
         self._wary = False
-        """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records at once."""
+        """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records first."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
@@ -80,9 +80,9 @@ class TransformedDecoder:
             fields = self._beside(self._decode(chunk), chunk)
         numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
         failed: dict[int, str] = {}
-        made = None if self._wary else self._made_of(numbered)
+        made = None if self._wary else self._transform_all(numbered)
         if made is None:
-            failed, made = self._without_failing(numbered)
+            failed, made = self._transform_valid(numbered)
         places = made.column(ROW).to_numpy()
         kept = fields.kept[places]
         wrong = [Rejection(int(fields.kept[row]), FAILED, failed[row]) for row in sorted(failed)]
@@ -112,7 +112,7 @@ class TransformedDecoder:
         finally:
             connection.unregister("records")
 
-    def _made_of(self, records: pa.Table) -> pa.Table | None:
+    def _transform_all(self, records: pa.Table) -> pa.Table | None:
         """Transform the records with one query. Returns None if an expression fails for any record."""
         import duckdb  # noqa: PLC0415 - as in open_connection
 
@@ -121,22 +121,27 @@ class TransformedDecoder:
         except (duckdb.DataError, duckdb.InvalidInputException, UnicodeDecodeError):
             return None  # DuckDB may cut its message within a character
 
-    def _without_failing(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
+    def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
         """Find the records for which an expression fails, and transform the others.
 
         Returns a map from a failing record's row to its error text, and the transformed rows. Usually all failing
-        records are among the suspects, and only these are searched.
+        records are in `_may_fail_mask`, and only these are searched. Sets `_wary`.
         """
-        suspect = self._suspects(records)
-        failed = self._failing(records.filter(pa.array(suspect)))
-        made = self._made_of(records.filter(pa.array(_others(suspect, failed)))) if not suspect.all() else None
+        suspect = self._may_fail_mask(records)
+        failed = self._find_failures(records.filter(pa.array(suspect)))
+        made = (
+            self._transform_all(records.filter(pa.array(_without_failed(suspect, failed))))
+            if not suspect.all()
+            else None
+        )
         if made is None:
-            failed |= self._failing(records.filter(pa.array(~suspect)))
-            made = self._query(whole_query(self._transform), records.filter(pa.array(_others(suspect, failed))))
+            failed |= self._find_failures(records.filter(pa.array(~suspect)))
+            made = self._query(whole_query(self._transform), records.filter(pa.array(_without_failed(suspect, failed))))
         self._wary = bool(failed)
         return failed, made
 
-    def _suspects(self, records: pa.Table) -> NDArray[np.bool_]:
+    def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
+        """Return a mask of the records for which an expression may fail; all records if that cannot be computed."""
         import duckdb  # noqa: PLC0415 - as in open_connection
 
         everything = np.ones(len(records), np.bool_)
@@ -150,7 +155,7 @@ class TransformedDecoder:
             return everything
         return suspect
 
-    def _failing(self, records: pa.Table) -> dict[int, str]:
+    def _find_failures(self, records: pa.Table) -> dict[int, str]:
         """Map each row for which an expression fails to its error text."""
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
@@ -158,7 +163,7 @@ class TransformedDecoder:
             kept = self._query(source, records)
             keep = kept.column(KEEP)
             where = " AND ".join(transform.where)
-            failed |= self._texts(kept.filter(keep.is_null()), "WHERE", where, transform.where_reads)
+            failed |= self._failure_texts(kept.filter(keep.is_null()), "WHERE", where, transform.where_reads)
             records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
         if transform.unnested:
             lists = [f"{tried(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
@@ -166,7 +171,7 @@ class TransformedDecoder:
             good = np.ones(len(found), np.bool_)
             for n, text in enumerate(transform.unnested):
                 null = found.column(f"{UNNESTED}{n}").is_null()
-                failed |= self._texts(found.filter(null), "UNNEST", text, ())
+                failed |= self._failure_texts(found.filter(null), "UNNEST", text, ())
                 good &= ~null.to_numpy()
             unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
             without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
@@ -175,16 +180,16 @@ class TransformedDecoder:
         tries = [f"{column.fails} AS {_FAILS}{n}" for n, column in enumerate(transform.columns)]
         found = self._query(selecting(transform, tries, source="SELECT * FROM records"), records)
         for n, column in enumerate(transform.columns):
-            texts = self._texts(records.filter(found.column(n)), column.name, column.declared, column.reads)
+            texts = self._failure_texts(records.filter(found.column(n)), column.name, column.declared, column.reads)
             failed = {**texts, **failed}
         return failed
 
-    def _texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
-        """Map each of these rows to an error text. It quotes the fields that the expression reads unless `withheld`."""
+    def _failure_texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
+        """Map each of these rows to an error text. Unless `withheld`, it quotes the fields of the expression."""
         failed = f"{name}: {expression} failed"
         if self._withheld or not reads:
             return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
-        values = zip(*(map(_shortened, rows.column(field).to_pylist()) for field in reads), strict=True)
+        values = zip(*(map(_shorten, rows.column(field).to_pylist()) for field in reads), strict=True)
         named = (", ".join(f"{field} = {text}" for field, text in zip(reads, of, strict=True)) for of in values)
         return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
@@ -212,12 +217,12 @@ class TransformedDecoder:
         return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
 
 
-def _others(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
+def _without_failed(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
     good = np.ones(len(suspect), np.bool_)
     good[list(failed)] = False
     return good
 
 
-def _shortened(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[: MAX_QUOTED_CHARACTERS - 1]}…"

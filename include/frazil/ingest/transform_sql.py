@@ -154,10 +154,10 @@ def checked(spec: StreamSpec) -> Result:
     Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
     """
     assert spec.transform is not None
-    return _checked(spec.transform, spec.unnests, records_schema(spec).model_dump_json(), _declared(spec))
+    return _checked(spec.transform, spec.unnests, records_schema(spec).model_dump_json(), _declared_types(spec))
 
 
-def _declared(spec: StreamSpec) -> tuple[tuple[str, str], ...]:
+def _declared_types(spec: StreamSpec) -> tuple[tuple[str, str], ...]:
     from frazil.spec.iceberg import schema  # noqa: PLC0415 - next to its only use
 
     names = {column.name for column in spec.columns}
@@ -299,7 +299,7 @@ class _Checker:
         if star["expr"] or any(star[key] for key in ("qualified_exclude_list", "rename_list") if key in star):
             raise SpecError("transform: of `*` only EXCLUDE and REPLACE are allowed; name the columns")
         if star["relation_name"].lower() not in {"", self._alias.lower()}:
-            raise SpecError(f"transform: {star['relation_name']}.* is not possible; name the fields, with a name each")
+            raise SpecError(f"transform: {star['relation_name']}.* is not possible; name each field")
         without = {name.lower() for name in star["exclude_list"]}
         instead = {part["key"].lower(): part["value"] for part in star["replace_list"]}
         if unknown := sorted((without | instead.keys()) - self._fields.keys()):
@@ -323,7 +323,7 @@ class _Checker:
         return f"{tried(self._text(expression))} IS NULL"
 
     def _failing_cast(self, cast: _Node) -> str:
-        child, made = self._text(_lenient(cast["child"])), self._text(_lenient(cast))
+        child, made = self._text(_with_try_casts(cast["child"])), self._text(_with_try_casts(cast))
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
     def _suspect(self, part: Any) -> None:
@@ -335,7 +335,7 @@ class _Checker:
             if part.get("class") == "CAST" and not part["try_cast"]:
                 self._suspicions[self._failing_cast(part)] = None
             if part.get("class") == "FUNCTION" and part["function_name"] in _DIVISIONS:
-                divisor = self._text(_lenient(part["arguments"][-1]["expression"]))
+                divisor = self._text(_with_try_casts(part["arguments"][-1]["expression"]))
                 self._suspicions[f"{divisor} = 0"] = None
             for value in part.values():
                 self._suspect(value)
@@ -450,7 +450,7 @@ class _Checker:
             what = f"its length must be a constant up to {MAX_SIZE:,}, because a record could ask for any memory"
             raise SpecError(f"transform: {name}: {what}")
         if _size(call) > MAX_SIZE:
-            raise SpecError(f"transform: {name}: lengths within each other make a result longer than {MAX_SIZE:,}")
+            raise SpecError(f"transform: {name}: nested lengths make a result longer than {MAX_SIZE:,}")
         if name in {"format", "printf"} and not _has_fixed_widths(call):
             raise SpecError(f"transform: {name}: its format must be a constant, without widths from other arguments")
         if name in self._stable:
@@ -469,13 +469,13 @@ class _Checker:
 _DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
 
 
-def _lenient(part: Any) -> Any:
+def _with_try_casts(part: Any) -> Any:
     """Replace all casts in an expression with TRY_CAST, which returns null instead of failing."""
     if isinstance(part, list):
-        return [_lenient(inner) for inner in part]
+        return [_with_try_casts(inner) for inner in part]
     if not isinstance(part, dict):
         return part
-    lenient = {key: _lenient(value) for key, value in part.items()}
+    lenient = {key: _with_try_casts(value) for key, value in part.items()}
     return {**lenient, "try_cast": True} if part.get("class") == "CAST" else lenient
 
 
@@ -492,7 +492,7 @@ def _is_small(argument: _Node) -> bool:
 
 
 def _size(part: Any) -> int:
-    """Return the greatest length that the constants of nested calls of `_SIZED` make, as a product; at least 1."""
+    """Return the maximum length of a result: the product of the constants in nested calls of `_SIZED`; at least 1."""
     if isinstance(part, list):
         return max(map(_size, part), default=1)
     if not isinstance(part, dict):
@@ -510,7 +510,7 @@ def _size(part: Any) -> int:
 
 
 def _number(expression: _Node) -> int:
-    """Return a constant whole number; 1 for any other expression."""
+    """Return the value of an integer constant; 1 for any other expression."""
     text = str(expression.get("literal", {}).get("text", ""))
     return max(1, int(text)) if expression["class"] == "CONSTANT" and text.isdecimal() else 1
 

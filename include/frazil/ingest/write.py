@@ -1,4 +1,4 @@
-"""Buffers a task's rows by partition, in limited memory, to write few large files."""
+"""Buffers a task's rows by partition, in limited memory, so that few large files are written."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pyarrow as pa
 from pyiceberg.io import FileIO
 
 from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
-from frazil.ingest.encodings import SAMPLED_ROWS, Encodings, choose
+from frazil.ingest.encodings import MAX_SAMPLED_ROWS, Encodings, choose
 from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
 
-BUFFER_BYTES = 256 * 2**20
+MAX_BUFFER_BYTES = 256 * 2**20
 """Maximum Arrow bytes that a writer buffers. Above this, it writes the partition with the most buffered bytes."""
-OPEN_BYTES = 512 * 2**20
+MAX_OPEN_BYTES = 512 * 2**20
 """Maximum bytes of a writer's open files in memory. Above this, it closes the least recently written file."""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
 """Estimate of Arrow bytes per Parquet byte, used until the first write has measured the ratio."""
-MERGED_BYTES = 2**20
+MAX_MERGED_BYTES = 2**20
 """Maximum size (bytes) of buffered tables that are merged. The overhead of larger tables is relatively small."""
-MERGED_TABLES = 8
-UNSPLIT_BYTES = 64 * 2**20
-"""Bytes of unsplit rows that are buffered if splitting each added table by partition would give tiny parts."""
-PART_ROWS = 512
-"""An added table is split by partition at once if it has at least this many rows per partition on average.
+MIN_MERGED_TABLES = 8
+MAX_UNSPLIT_BYTES = 64 * 2**20
+"""Maximum bytes of rows that are buffered before they are split by partition, to avoid tiny parts."""
+MIN_PART_ROWS = 512
+"""An added table is split by partition immediately if it has at least this many rows per partition on average.
 
 Splitting off a part costs as much as handling about this many rows.
 """
@@ -39,7 +39,7 @@ COLUMN_BYTES = 512
 
 
 @dataclass
-class _Gathered:
+class _Partition:
     """One partition: its buffered rows, and the open file with its earlier rows."""
 
     values: tuple[Any, ...]
@@ -53,7 +53,7 @@ class _Gathered:
     def add(self, rows: pa.Table) -> None:
         """Add rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
         self._append(rows)
-        while (alike := self._alike()) >= MERGED_TABLES:
+        while (alike := self._count_mergeable()) >= MIN_MERGED_TABLES:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
             self.bytes -= sum(self.sizes[-alike:])
             del self.rows[-alike:], self.sizes[-alike:]
@@ -65,9 +65,9 @@ class _Gathered:
         self.sizes.append(size)
         self.bytes += size
 
-    def _alike(self) -> int:
+    def _count_mergeable(self) -> int:
         """Count the tables at the end of the list that are small, and at most twice as large as the last table."""
-        max_bytes = min(2 * self.sizes[-1], MERGED_BYTES)
+        max_bytes = min(2 * self.sizes[-1], MAX_MERGED_BYTES)
         return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
@@ -95,8 +95,8 @@ class TableWriter:
         *,
         io: FileIO,
         file_name: Callable[[], str],
-        buffer_bytes: int = BUFFER_BYTES,
-        open_bytes: int = OPEN_BYTES,
+        buffer_bytes: int = MAX_BUFFER_BYTES,
+        open_bytes: int = MAX_OPEN_BYTES,
         layout: FileLayout | None = None,
     ) -> None:
         """`layout` is the table's file layout; None to parse it from `table`."""
@@ -106,21 +106,21 @@ class TableWriter:
         self._io: FileIO | None = io
         self._file_name = file_name
         self._buffer_bytes = buffer_bytes
-        self._unsplit_bytes = min(UNSPLIT_BYTES, buffer_bytes // 4)
+        self._unsplit_bytes = min(MAX_UNSPLIT_BYTES, buffer_bytes // 4)
         self._open_bytes = open_bytes
         self._expansion = FIRST_GUESS_BYTES_PER_BYTE
         self._parts = 0
         """Number of partitions that the last split found."""
         self._encodings = Encodings([], {})
         self._sampled = 0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._gathered: dict[PartitionKey, _Gathered] = {}
+    def _reset(self) -> None:
+        self._gathered: dict[PartitionKey, _Partition] = {}
         self._unsplit: list[pa.Table] = []
         self._unsplit_held = 0
         self._held = 0
-        self._open: dict[int, _Gathered] = {}  # the key is `id(gathered)`; least recently written first
+        self._open: dict[int, _Partition] = {}  # the key is `id(gathered)`; least recently written first
         self._retained = 0
         self._staged: list[StagedFile] = []
 
@@ -148,7 +148,7 @@ class TableWriter:
             self._unsplit.append(rows)
             self._unsplit_held += (size := held_bytes(rows))
             self._held += size
-        if rows.num_rows >= PART_ROWS * self._parts or self._unsplit_held >= self._unsplit_bytes:
+        if rows.num_rows >= MIN_PART_ROWS * self._parts or self._unsplit_held >= self._unsplit_bytes:
             self._split()
         while self._held > self._buffer_bytes:
             self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
@@ -164,7 +164,7 @@ class TableWriter:
         for part in split(rows, self._layout.schema, self._layout.spec):
             self._parts += 1
             key = partition_bytes(self._layout, part.values)
-            gathered = self._gathered.setdefault(key, _Gathered(part.values))
+            gathered = self._gathered.setdefault(key, _Partition(part.values))
             self._held -= gathered.bytes
             gathered.add(part.rows)
             self._held += gathered.bytes
@@ -175,7 +175,7 @@ class TableWriter:
         """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
         trial = copy.copy(self)
         trial._io = None
-        trial._begin()
+        trial._reset()
         trial.add(rows)
         trial.finish()
 
@@ -209,7 +209,7 @@ class TableWriter:
             return min(self._layout.row_group_bytes, file_bytes)
         return file_bytes
 
-    def _flush(self, gathered: _Gathered) -> None:
+    def _flush(self, gathered: _Partition) -> None:
         if not gathered.rows:
             return
         rows = sort(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
@@ -222,7 +222,7 @@ class TableWriter:
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
         self._held -= gathered.bytes
-        self._retain(gathered, self._layout.retained_bytes(gathered.bytes))
+        self._set_retained(gathered, self._layout.retained_bytes(gathered.bytes))
         gathered.rows, gathered.sizes, gathered.bytes = [], [], 0
         if gathered.file.bytes >= self._target_bytes:
             self._close(gathered, gathered.file)
@@ -236,12 +236,12 @@ class TableWriter:
 
         They are chosen again for later files, until a file has begun with enough rows for a reliable choice.
         """
-        if self._sampled < SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
+        if self._sampled < MAX_SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
             self._sampled = rows.num_rows
             self._encodings = choose(rows, modern=self._layout.modern)
         return self._encodings
 
-    def _retain(self, gathered: _Gathered, size: int) -> None:
+    def _set_retained(self, gathered: _Partition, size: int) -> None:
         """Store the number of bytes that the partition's open file keeps in memory; 0 if it has no open file."""
         self._retained += size - gathered.retained
         gathered.retained = size
@@ -249,10 +249,10 @@ class TableWriter:
         if size:
             self._open[id(gathered)] = gathered
 
-    def _close(self, gathered: _Gathered, file: ParquetFile) -> None:
+    def _close(self, gathered: _Partition, file: ParquetFile) -> None:
         self._staged.append(file.close())
         gathered.file = None
-        self._retain(gathered, 0)
+        self._set_retained(gathered, 0)
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:

@@ -1,6 +1,4 @@
-"""Sends HTTP requests with a total timeout: a server that sends one byte per second would never exceed a read
-timeout.
-"""
+"""Sends HTTP requests with a total timeout. A server that sends one byte per second never exceeds a read timeout."""
 
 from __future__ import annotations
 
@@ -23,17 +21,18 @@ _current_request = threading.local()
 """Thread-local state: `bound` is the `_TimeLimit` of the request that this thread is making."""
 
 
-def get(session: Session, url: str, *, within_s: float) -> requests.Response:
-    """Return the complete response. The time limit starts before the connection is made. `create_session` comes from
-    `session()`.
+def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
+    """Send a GET request and return the complete response. `timeout_s` includes the time to connect.
+
+    `session` is from `create_session`. Raises the errors of `requests`.
     """
-    bound = _current_request.bound = _TimeLimit(within_s)
-    watch = threading.Timer(within_s, bound.end)
+    bound = _current_request.bound = _TimeLimit(timeout_s)
+    watch = threading.Timer(timeout_s, bound.end)
     watch.daemon = True
     watch.start()
     try:
         # Set again: $REQUESTS_CA_BUNDLE would override a session's own setting.
-        with session.get(url, timeout=within_s, verify=session.verify, stream=True) as response:
+        with session.get(url, timeout=timeout_s, verify=session.verify, stream=True) as response:
             _read(response, bound)
             return response
     finally:
@@ -66,15 +65,15 @@ class _TimeLimit:
     A request has several sockets if it is redirected to other hosts.
     """
 
-    def __init__(self, within_s: float) -> None:
-        self._within_s = within_s
-        self._deadline = time.monotonic() + within_s
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._over = False
 
     def register(self, sock: socket.socket) -> None:
-        """Register a socket to shut down when the time is over. If the time is already over, shut it down at once."""
+        """Register a socket to shut down when the time is over. If it is already over, shut it down immediately."""
         with self._lock:
             self._sockets.append(sock)
             if self._over:
@@ -89,7 +88,7 @@ class _TimeLimit:
     def check(self) -> None:
         """Raise ReadTimeout once the time is over."""
         if time.monotonic() >= self._deadline:
-            raise requests.exceptions.ReadTimeout(f"no complete response within {self._within_s:g} s")
+            raise requests.exceptions.ReadTimeout(f"no complete response within {self._timeout_s:g} s")
 
 
 def _read(response: requests.Response, bound: _TimeLimit) -> None:

@@ -100,9 +100,9 @@ class SchemaRegistry:
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._guids: dict[bytes, int] = {}
-        """The ids that stand for GUIDs in this process. They are negative, which no id of a registry is."""
+        """Map each GUID to its id in this process. These ids are negative, unlike the ids of a registry."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
-        """The fetched references, with which a retry after a timeout continues."""
+        """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
@@ -127,7 +127,7 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return an id with which `get` returns the schema of a GUID."""
+        """Return the id under which `get` returns the schema of a GUID. Assigns one at the first call."""
         with self._lock:
             # Unpredictable, so that no writer can frame a record with it.
             return self._guids.setdefault(guid, -1 - secrets.randbits(31))
@@ -189,8 +189,9 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Add the schemas that `answer` refers to, each after its own references. `until_s` is a time of the monotonic
-        clock.
+        """Fetch the schemas that `answer` refers to, and add each to `found` after its own references.
+
+        `until_s` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
@@ -208,9 +209,9 @@ class SchemaRegistry:
         if (kept := self._referred.get(key)) is not None:
             return kept
         if time.monotonic() >= until_s:
-            within_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
+            timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable(
-                f"did not return all references of a schema within {within_s:g} s; the next attempt continues from "
+                f"did not return all references of a schema within {timeout_s:g} s; the next attempt continues from "
                 "there"
             )
         subject, version = key
@@ -230,14 +231,14 @@ class SchemaRegistry:
         while True:
             left = max(0.05, deadline - time.monotonic())
             try:
-                response = bounded_http.get(self._session, self._url + path, within_s=left)
+                response = bounded_http.get(self._session, self._url + path, timeout_s=left)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
                 raise self._unavailable(f"has an invalid address ({type(error).__name__})") from None
             except requests.exceptions.SSLError as error:
                 raise self._unavailable(f"does not respond: {_innermost_cause(error)}") from None
             except (requests.RequestException, OSError) as error:
                 late = time.monotonic() >= deadline
-                said = (
+                failure = (
                     f"does not respond within {self._timeout_s:g} s"
                     if late
                     else f"does not respond: {_innermost_cause(error)}"
@@ -245,10 +246,10 @@ class SchemaRegistry:
             else:
                 if response.status_code not in _TRANSIENT_STATUSES:
                     return self._read(response)
-                said = f"responds with status {response.status_code}"
+                failure = f"responds with status {response.status_code}"
             wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
             if time.monotonic() + wait_s >= deadline:
-                raise self._unavailable(said)
+                raise self._unavailable(failure)
             time.sleep(wait_s)
             tries += 1
 
@@ -290,7 +291,7 @@ def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
 
 
 def _innermost_cause(error: BaseException) -> str:
-    """Return the innermost cause as text: the only part of the error that helps a user."""
+    """Format the innermost cause, the only part of the error that helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
@@ -301,7 +302,7 @@ _opening = Lock()
 
 
 def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """Return the process's client of a registry. All tasks of the process share the schemas it has fetched."""
+    """Return the process's client of a registry, created at the first call. All tasks share its fetched schemas."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _opening:
         if key not in _registries:

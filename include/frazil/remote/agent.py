@@ -22,16 +22,15 @@ from typing import Any
 
 from frazil import __version__, clock
 from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import Driver, DriverState, DriverStatus
-from frazil.cluster.submission import ClusterDriver
+from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL_SIGNAL, record_agent
 from frazil.host.process_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
+from frazil.remote.driver_inputs import DriverInputs, prepare
 from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, decide
 from frazil.remote.mirror import Mirror
-from frazil.remote.preparing import Prepared, prepare
 from frazil.remote.submitter import Submitter, submitter
 from frazil.safe_text import safe
 from frazil.spec.model import StreamSpec
@@ -66,13 +65,13 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     with Mirror(spec, folder) as mirror:
         record_agent(folder)
         try:
-            prepared = prepare(spec, streams, program=program)
-            agent = Agent(prepared, submitter(prepared.resources), mirror, signals, until_caught_up=until_caught_up)
+            inputs = prepare(spec, streams, program=program)
+            agent = Agent(inputs, submitter(inputs.resources), mirror, signals, until_caught_up=until_caught_up)
             code, error = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
             code, error = problem.exit_code, f"{type(problem).__name__}: {problem}"
-        mirror.ended(error if code else None)
+        mirror.end(error if code else None)
     return code
 
 
@@ -103,7 +102,7 @@ class Agent:
 
     def __init__(  # noqa: PLR0913 - what an agent works with
         self,
-        prepared: Prepared,
+        inputs: DriverInputs,
         cluster: Submitter,
         mirror: Mirror,
         signals: Signals,
@@ -111,8 +110,8 @@ class Agent:
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prepared, self._cluster, self._mirror, self._signals = prepared, cluster, mirror, signals
-        self._folder: DriverFolder = prepared.folder
+        self._inputs, self._cluster, self._mirror, self._signals = inputs, cluster, mirror, signals
+        self._folder: DriverFolder = inputs.folder
         self._until_caught_up, self._monotonic = until_caught_up, monotonic
         self._order: Order | None = None
         self._report: DriverReport | None = None
@@ -122,7 +121,6 @@ class Agent:
         self._reports_read = self._log_shown = 0
         self._submit_problem: str | None = None
         """Why the last submission had no response; None if it had one."""
-        self._last_reason: str | None = None
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
@@ -134,10 +132,10 @@ class Agent:
             try:
                 observation = self._observe()
             except Exception as error:  # a storage outage must not make this agent abandon its driver
-                self._mirror.outage(f"cannot read the driver's report: {type(error).__name__}: {error}")
+                self._mirror.set_outage(f"cannot read the driver's report: {type(error).__name__}: {error}")
                 log.warning("cannot read the driver's report: %s", error)
             else:
-                self._mirror.outage(None)
+                self._mirror.set_outage(None)
                 step = decide(observation)
                 if step.action is AgentAction.END:
                     return self._end(step)
@@ -155,8 +153,8 @@ class Agent:
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
         return DriverObservation(
-            wanted=self._wanted(),
-            master=self._prepared.resources.master,
+            wanted=self._wanted_driver(),
+            master=self._inputs.resources.master,
             order=self._order,
             report=self._report,
             report_age_s=now_s - self._reported_at_s,
@@ -203,19 +201,17 @@ class Agent:
         if not urgent and now_s - self._polled_at_s < QUERY_INTERVAL_S:
             return
         self._polled_at_s = now_s
-        self._status = self._driver(order.submission).status()
+        self._status = self._cluster.open(order.submission).status()
         self._mirror.show_status(order.submission, self._status)
 
     def _find(self, order: Order | None) -> str | None:
         if order is None or order.submission is not None:
             return None
-        return self._cluster.find(self._cluster_driver(order))
+        return self._cluster.find(self._inputs.driver(order.id))
 
     def _carry_out(self, step: Step) -> None:
-        if step.action is not AgentAction.WAIT or step.reason != self._last_reason:
-            if step.action is not AgentAction.WAIT:
-                log.info("driver of stream %r: %s: %s", self._prepared.spec.name, step.action, step.reason)
-            self._last_reason = step.reason
+        if step.action is not AgentAction.WAIT:
+            log.info("driver of stream %r: %s: %s", self._inputs.spec.name, step.action, step.reason)
         match step.action:
             case AgentAction.SUBMIT:
                 self._submit()
@@ -229,9 +225,9 @@ class Agent:
     def _submit(self) -> None:
         order = Order(
             id=uuid.uuid4().hex,
-            wanted=self._wanted(),
-            declared=self._prepared.declared,
-            master=self._prepared.resources.master,
+            wanted=self._wanted_driver(),
+            declared=self._inputs.declared,
+            master=self._inputs.resources.master,
             ordered_at_ms=clock.now_ms(),
         )
         if self._order is None and (other := self._folder.order()) is not None:
@@ -243,19 +239,19 @@ class Agent:
         self._order, self._report, self._status = order, None, _UNKNOWN
         self._ordered_at_s, self._followed, self._log_shown, self._reports_read = self._monotonic(), True, 0, 0
         try:
-            submission = self._cluster.submit(self._cluster_driver(order))
+            submission = self._cluster.submit(self._inputs.driver(order.id))
         except ApiUnavailable as error:
             self._ordered_at_s = self._monotonic()
             self._submit_problem = str(error)
             log.warning("no response to the submission of a driver: %s", error)
             return
-        log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)
+        log.info("the driver of stream %r is %s", self._inputs.spec.name, submission)
         self._put(submission=submission)
         self._folder.forget_all_but(order.id)
         if former is not None and former.submission is not None and former.master == order.master:
             # Kubernetes keeps the pod of a driver that has ended, with its log, until it is deleted.
             with suppress(FrazilError):
-                self._driver(former.submission).kill()
+                self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
         if self._order is None:
@@ -270,7 +266,7 @@ class Agent:
             return
         self._killed_at_s = self._monotonic()
         try:
-            self._driver(self._order.submission).kill()
+            self._cluster.open(self._order.submission).kill()
         except FrazilError as error:
             log.warning("cannot kill the driver; will retry: %s", error)
 
@@ -281,11 +277,11 @@ class Agent:
             self._folder.put_order(self._order)
 
     def _current_order(self) -> Order | None:
-        """Return the current order. Raises Fenced if it is for another driver than this agent's."""
+        """Return the current order. Raises Fenced if it is for a driver that this agent did not order."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
-        stream = self._prepared.spec.name
+        stream = self._inputs.spec.name
         raise Fenced(
             f"another agent of stream {stream!r}, perhaps on another host, submitted a newer driver. This agent ends, "
             f"and the newer driver continues; see `frazil status {stream}`"
@@ -294,15 +290,15 @@ class Agent:
     def _end(self, step: Step) -> tuple[int, str | None]:
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
-            if self._order.submission and (self._report is None or self._report.exit is None):
-                text = self._driver(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
+            if self._order.submission and not self._has_reported_exit():
+                text = self._cluster.open(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
                 if text:
                     sys.stderr.write(f"{text}\n")
                     step = dataclasses.replace(step, reason=f"{step.reason}; {_last_line(text)}")
             if self._order.submission and not self._status.state.has_ended:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
-                    self._driver(self._order.submission).kill()
+                    self._cluster.open(self._order.submission).kill()
         if step.code == 0 and self._signals.stop is None and not self._signals.force:
             order = self._current_order()
             if self._until_caught_up and order is not None and order.stop is not None:
@@ -316,16 +312,10 @@ class Agent:
     def _has_reported_exit(self) -> bool:
         return self._report is not None and self._report.exit is not None
 
-    def _driver(self, submission: str) -> Driver:
-        return self._cluster.open(submission)
-
-    def _wanted(self) -> Wanted:
+    def _wanted_driver(self) -> Wanted:
         return Wanted(
-            self._prepared.spec.fingerprint(), __version__, self._until_caught_up, self._prepared.restart_generation
+            self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )
-
-    def _cluster_driver(self, order: Order) -> ClusterDriver:
-        return self._prepared.driver(order.id)
 
 
 def _last_line(log_text: str) -> str:

@@ -59,7 +59,7 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
         log.info("stream %r: a newer driver was submitted; this driver ends", stream)
         return 0
     if order.stop is not None:
-        log.info("stream %r: %s, before the driver started; it ends", stream, order.stop)
+        log.info("stream %r: %s, before the driver started; the driver ends", stream, order.stop)
         return 0
     # SIGTERM may arrive before the writer handles it, when nothing has started yet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -101,7 +101,7 @@ def check_version(agent_version: str) -> None:
 class DriverReporter:
     """A thread that publishes the writer's state and polls for orders from the agent, until its context ends."""
 
-    def __init__(  # noqa: PLR0913 - what it tells, and to whom
+    def __init__(  # noqa: PLR0913 - its folder and order, and two functions that tests replace
         self,
         folder: DriverFolder,
         order: Order,

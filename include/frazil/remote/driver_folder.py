@@ -109,7 +109,7 @@ class DriverFolder:
         value = self._read("order.json")
         if value is None:
             return None
-        return Order(**{**_known(Order, value), "wanted": Wanted(**_known(Wanted, value["wanted"]))})
+        return Order(**{**_known_fields(Order, value), "wanted": Wanted(**_known_fields(Wanted, value["wanted"]))})
 
     def put_order(self, order: Order) -> None:
         self._write("order.json", dataclasses.asdict(order))
@@ -119,15 +119,15 @@ class DriverFolder:
         if value is None:
             return None
         heartbeat = Heartbeat.from_json(value["heartbeat"]) if value.get("heartbeat") else None
-        ended = Exit(**_known(Exit, value["exit"])) if value.get("exit") else None
-        return DriverReport(**{**_known(DriverReport, value), "heartbeat": heartbeat, "exit": ended})
+        ended = Exit(**_known_fields(Exit, value["exit"])) if value.get("exit") else None
+        return DriverReport(**{**_known_fields(DriverReport, value), "heartbeat": heartbeat, "exit": ended})
 
     def write_report(self, driver: str, report: DriverReport) -> None:
         self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:
         value = self._read(f"{driver}/log.json")
-        return None if value is None else LogEnd(**_known(LogEnd, value))
+        return None if value is None else LogEnd(**_known_fields(LogEnd, value))
 
     def put_log_end(self, driver: str, end: LogEnd) -> None:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
@@ -147,6 +147,6 @@ class DriverFolder:
         self.store.put(f"{self.folder}/{name}", json.dumps({"format": FORMAT_VERSION, **value}).encode())
 
 
-def _known(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
+def _known_fields(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that `kind` has, without those of later versions."""
     return {each.name: value[each.name] for each in dataclasses.fields(kind) if each.name in value}

@@ -72,8 +72,8 @@ def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return 
     order = observation.order
     if order is None:
         return _submit_or_end(observation, "no driver has been submitted before")
-    if over := _end_of_driver(observation):
-        return _after_end(observation, order, over)
+    if end := _find_end(observation):
+        return _after_end(observation, order, end)
     if order.submission is None:
         return _await_submission(observation, order)
     if observation.force or order.kill:
@@ -97,12 +97,12 @@ def _submit_or_end(observation: DriverObservation, reason: str) -> Step:
     return Step(AgentAction.SUBMIT, reason)
 
 
-def _end_of_driver(observation: DriverObservation) -> Step | None:
+def _find_end(observation: DriverObservation) -> Step | None:
     """Return how the order's driver ended; None if it may still run."""
     ended = observation.report.exit if observation.report else None
     state = observation.status.state
     if ended is not None and (
-        state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or observation.status.state is state.UNKNOWN
+        state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or state is DriverState.UNKNOWN
     ):
         how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
         if state is DriverState.GONE:
@@ -120,16 +120,16 @@ def _end_of_driver(observation: DriverObservation) -> Step | None:
     return Step(AgentAction.END, f"the driver reported no error; {observation.status.reason}", code)
 
 
-def _after_end(observation: DriverObservation, order: Order, over: Step) -> Step:
+def _after_end(observation: DriverObservation, order: Order, end: Step) -> Step:
     """Return the step after the end of the order's driver: submit another driver, or report this end."""
     if observation.stop is not None or observation.force:
         started = observation.report is not None or observation.status.exit_code is not None
-        return over if observation.followed and started else _submit_or_end(observation, over.reason)
+        return end if observation.followed and started else _submit_or_end(observation, end.reason)
     if not observation.followed:
-        return Step(AgentAction.SUBMIT, f"the last driver has ended: {over.reason}")
+        return Step(AgentAction.SUBMIT, f"the last driver has ended: {end.reason}")
     if order.stop is not None and (reason := _difference(observation, order)) is not None:
         return Step(AgentAction.SUBMIT, f"{reason}, and the last driver has ended")
-    return over
+    return end
 
 
 def _await_submission(observation: DriverObservation, order: Order) -> Step:

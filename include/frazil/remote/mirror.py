@@ -63,7 +63,7 @@ class Mirror:
         self._over.set()
         self._thread.join()
         if error is not None:
-            self.ended(f"{type(error).__name__}: {error}")
+            self.end(f"{type(error).__name__}: {error}")
 
     def copy_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Copy a new heartbeat of the driver."""
@@ -99,12 +99,13 @@ class Mirror:
             if is_waiting and self._copied_at_ms is None:  # waiting for a cluster is not a hang
                 self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
-    def outage(self, sentence: str | None) -> None:
+    def set_outage(self, sentence: str | None) -> None:
         """Set why the driver's reports cannot be read; None if they can be read."""
         with self._lock:
             self._outage = sentence
 
-    def ended(self, error: str | None) -> None:
+    def end(self, error: str | None) -> None:
+        """Write the last heartbeat: the driver has ended, with this error if any."""
         with self._lock:
             self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, error=error)
             self._outage = self._notice = None

@@ -62,8 +62,8 @@ class Submitter(Protocol):
     def submit(self, driver: ClusterDriver) -> str:
         """Submit a driver, and return the cluster's name of it once the cluster has accepted it.
 
-        Raises EnvironmentUnusable if the driver is refused, SpecError, and Silent if it is unknown whether it was
-        accepted.
+        Raises EnvironmentUnusable if the driver is refused, SpecError, and ApiUnavailable if it is unknown whether it
+        was accepted.
         """
 
     def find(self, driver: ClusterDriver) -> str | None:
@@ -87,7 +87,7 @@ def submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """Uses the REST servers of the masters.
+    """A `Submitter` that uses the REST servers of the masters.
 
     These servers do not list drivers, so a driver whose submission had no response must report its id itself.
     """
@@ -96,7 +96,6 @@ class StandaloneSubmitter:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
 
     def submit(self, driver: ClusterDriver) -> str:
-        """See `Submitter.submit`."""
         import pyspark  # noqa: PLC0415 - an extra
 
         request = standalone.create_request(
@@ -114,11 +113,9 @@ class StandaloneSubmitter:
             raise
 
     def find(self, driver: ClusterDriver) -> str | None:  # noqa: ARG002 - see the interface
-        """See `Submitter.find`."""
         return None
 
     def open(self, submission: str) -> Driver:
-        """See `Submitter.open`."""
         return standalone.StandaloneDriver(submission, addresses=self._addresses)
 
 
@@ -146,7 +143,7 @@ def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
 
 
 class YarnSubmitter:
-    """Submits with spark-submit, and queries the ResourceManagers of HADOOP_CONF_DIR."""
+    """A `Submitter` that runs spark-submit, and queries the ResourceManagers of HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
@@ -158,7 +155,6 @@ class YarnSubmitter:
         self._user = environment.get("HADOOP_USER_NAME") or environment.get("USER")
 
     def submit(self, driver: ClusterDriver) -> str:
-        """See `Submitter.submit`."""
         try:
             output = spark_submit(driver)
         except SubmitFailed as failed:
@@ -181,7 +177,6 @@ class YarnSubmitter:
         return application
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """See `Submitter.find`."""
         with suppress(ApiUnavailable):
             return self._find_by_tag(driver)
         return None
@@ -190,31 +185,27 @@ class YarnSubmitter:
         return find_application(yarn_tag(driver), addresses=self._addresses, user=self._user)
 
     def open(self, submission: str) -> Driver:
-        """See `Submitter.open`."""
         return YarnDriver(submission, addresses=self._addresses, user=self._user)
 
 
 class KubernetesSubmitter:
-    """Creates the drivers' pods through the Kubernetes API, without Spark. Each pod has a predictable name."""
+    """A `Submitter` that creates pods through the Kubernetes API, without Spark. Each pod has a predictable name."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
         self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT))
         self._namespace = resources.spark.get(NAMESPACE, "default")
 
     def submit(self, driver: ClusterDriver) -> str:
-        """See `Submitter.submit`."""
         name = pod_name(driver)
         self.open(name).create(driver_pod(driver, namespace=self._namespace))
         return name
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """See `Submitter.find`."""
         name = pod_name(driver)
         state = self.open(name).status().state
         return None if state in {DriverState.GONE, DriverState.UNKNOWN} else name
 
     def open(self, submission: str) -> DriverPod:
-        """See `Submitter.open`."""
         return DriverPod(submission, namespace=self._namespace, access=self._access)
 
 
@@ -223,7 +214,7 @@ def spark_submit(
 ) -> str:
     """Run spark-submit, and return its output once the cluster has accepted the driver.
 
-    Raises SubmitFailed if it fails, SpecError, and Silent if it does not end in time.
+    Raises SubmitFailed if it fails, SpecError, and ApiUnavailable if it does not end in time.
     """
     require_pyspark()
     import pyspark  # noqa: PLC0415 - an extra

@@ -23,7 +23,7 @@ NO_LOG = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path:
-    """Return the archive's path for this Spark and this Java, which are part of the name. The file may not exist.
+    """Return the path of the archive for the installed Spark and Java. Its name has their versions; it may not exist.
 
     Raises EnvironmentUnusable without Java.
     """
@@ -63,7 +63,10 @@ gateway.proc.wait(120)  # it dumps the archive as it ends
 
 
 def make() -> Path:
-    """Create the archive if it is missing, and return its path. Atomic, also if two processes create it."""
+    """Create the archive if it is missing, and delete archives of earlier versions. Return the archive's path.
+
+    Atomic, also if two processes create it. Raises RuntimeError if the session that creates the archive fails.
+    """
     path = archive_path()
     if path.exists():
         return path
@@ -71,11 +74,10 @@ def make() -> Path:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     options = f"{LEAN_OPTIONS} -XX:ArchiveClassesAtExit={temporary} {NO_LOG}"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, options], env=environment, capture_output=True, text=True, check=False
-    )
-    if ran.returncode or not temporary.exists():
-        raise RuntimeError(ran.stderr[-2000:])
+    command = [sys.executable, "-c", _PROGRAM, options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode or not temporary.exists():
+        raise RuntimeError(done.stderr[-2000:])
     temporary.replace(path)
     for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}*.jsa"):  # of earlier versions, 150 MB each
         if old != path:

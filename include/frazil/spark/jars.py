@@ -52,7 +52,7 @@ ROOTS = {
     "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
     # An archive of the whole server: see frazil.dev.registry.
     "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
-    # Iceberg's newest runtime for Spark 4.0. With this Spark, these sets replace those without a version.
+    # Iceberg's newest runtime for Spark 4.0. With Spark 4.0, these sets replace those without a version.
     "spark-4.0": Roots(
         ("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
@@ -99,9 +99,8 @@ def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar
     try:
         sets = tomllib.loads(path.read_text())
     except OSError as error:
-        raise EnvironmentUnusable(
-            f"FRAZIL_JARS_LOCK is {path}, which cannot be read: {error}; correct or unset it."
-        ) from error
+        problem = f"FRAZIL_JARS_LOCK is {path}, which cannot be read: {error}; correct or unset it."
+        raise EnvironmentUnusable(problem) from error
     if set_name not in sets:
         raise EnvironmentUnusable(f"{path.name} has no set of jars {set_name!r}; available sets: {', '.join(sets)}.")
     return tuple(LockedJar.parse(line) for line in sets[variant(set_name, sets)]["jars"])
@@ -120,7 +119,8 @@ def cache_folder() -> Path:
 def ensure(set_name: str, lock_file: Path | None = None) -> list[Path]:
     """Return the paths of a set's jars, downloading missing jars. Each jar's SHA-256 is checked.
 
-    If two processes call this at once, one downloads and the other waits. Progress is written to standard error.
+    If two processes call this at the same time, one downloads and the other waits. Progress is written to standard
+    error.
 
     Raises:
         EnvironmentUnusable: the set does not exist, Java or the network is missing, or a downloaded file differs from

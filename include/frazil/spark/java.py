@@ -50,7 +50,7 @@ def in_jvm() -> bool:
 
 @contextmanager
 def java_needed() -> Iterator[None]:
-    """Context manager around the start of a JVM, which turns problems with Java into clear errors.
+    """Raise clear errors for problems with Java when a JVM starts in this context.
 
     Raises EnvironmentUnusable if Java is missing or unsuitable, and MissingExtra without PySpark. The version is
     checked only if the start fails, because `java -version` takes as long as starting the JVM.

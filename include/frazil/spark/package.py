@@ -1,6 +1,6 @@
 """Creates the archive with the Python environment for executors and drivers in a cluster.
 
-The archive contains this Python with its standard library, frazil, and the packages that executors and drivers need. It
+The archive contains the running Python with its standard library, frazil, and the packages that a cluster needs. It
 does not contain Airflow, quality gates or PySpark, which the cluster provides. The loops that decode records are
 compiled for this host's CPU type.
 """
@@ -24,56 +24,21 @@ from frazil.errors import EnvironmentUnusable, MissingExtra
 from frazil.ingest.compiled import KEPT_WITH_PYTHON
 
 REQUIRED_PACKAGES = (
-    "confluent-kafka",
-    "cryptography",
-    "google-re2",
-    "msgspec",
-    "numba",
-    "numpy",
-    "psutil",
-    "pyarrow",
-    "pydantic",
-    "pyiceberg[pyarrow,pyiceberg-core]",
-    "pyroaring",
-    "pyyaml",
-    "requests",
-    "sqlalchemy",
+    *("confluent-kafka", "cryptography", "google-re2", "msgspec", "numba", "numpy", "psutil", "pyarrow"),
+    *("pydantic", "pyiceberg[pyarrow,pyiceberg-core]", "pyroaring", "pyyaml", "requests", "sqlalchemy"),
 )
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
 """Packages that a driver's catalog may need. They are included if they are installed on this host."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 EXCLUDED = (
-    "*.a",
-    "*.h",
-    "*.pxd",
-    "*.pyx",
-    "*/tests/*",
-    "*/test/*",
-    "../*",  # commands
-    "llvmlite/tests/*",
-    "numpy/f2py/*",
-    "pyarrow/include/*",
-    "pyarrow/src/*",
-    "pyarrow/*flight*",
-    "botocore/data/[!_]*/*.gz",
+    *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
+    *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
-"""Patterns of package files that are never loaded."""
+"""Patterns of package files that are never loaded. Those outside the package (`../`) are commands."""
 INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
 STDLIB_EXCLUDED = (
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "idle_test",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "lib2to3",
-    "pydoc_data",
-    "config-*",
-    "_tkinter*",
-    "*.a",
+    *("site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo"),
+    *("ensurepip", "lib2to3", "pydoc_data", "config-*", "_tkinter*", "*.a"),
 )
 FRAZIL_EXCLUDED = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
 LAUNCHER = """\
@@ -90,7 +55,7 @@ SMOKE_TEST = (
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive atomically.
+    """Write the archive atomically. `say` is called with each step's progress message.
 
     Raises:
         MissingExtra: a storage's packages are not installed on this host.
@@ -127,7 +92,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """Copy this Python to `root`, with a launcher at `bin/python`. Return the launcher's path."""
+    """Copy the running Python to `root`, with a launcher at `bin/python`. Return the launcher's path."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
     skipped = shutil.ignore_patterns(*STDLIB_EXCLUDED)
@@ -159,16 +124,17 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
 
 
 def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
-    def skipped(folder: str, names: list[str]) -> set[str]:
+    def find_excluded(folder: str, names: list[str]) -> set[str]:
         return set(FRAZIL_EXCLUDED) & set(names) if Path(folder) == source else set()
 
-    return skipped
+    return find_excluded
 
 
 def _is_kept(file: str) -> bool:
-    return any(fnmatch(file, pattern) for pattern in INCLUDED_ANYWAY) or not any(
-        fnmatch(file, pattern) for pattern in EXCLUDED
-    )
+    def matches(patterns: Iterable[str]) -> bool:
+        return any(fnmatch(file, pattern) for pattern in patterns)
+
+    return matches(INCLUDED_ANYWAY) or not matches(EXCLUDED)
 
 
 def _closure(requirements: Iterable[str]) -> Iterator[str]:
@@ -189,9 +155,8 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
         try:
             needs = distribution(name).requires or ()
         except PackageNotFoundError:
-            raise MissingExtra(
-                f"the Python package {name}, which executors need, is not installed", name=name
-            ) from None
+            problem = f"the Python package {name}, which executors need, is not installed"
+            raise MissingExtra(problem, name=name) from None
         if (name, "") in new:
             yield name
         seen |= new

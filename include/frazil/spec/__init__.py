@@ -1,3 +1,3 @@
-"""Declarations of streams: immutable models, loading them from YAML, and translating them to Iceberg."""
+"""Declarations of streams: immutable models, the YAML loader, and the translation to Iceberg."""
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNOR
 """Matches a protocol prefix, which librdkafka allows in front of a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
 _MAX_PORT = 65_535
-_CUTS = re.compile(r"[#?\x00-\x1f\x7f]")
+_TRUNCATING = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
 def servers_problem(text: str) -> str | None:
     """Return why a list of brokers cannot be used, as the end of a sentence; None if it can be.
 
-    Text with an `@` or a `=` may contain credentials, so the message does not quote any part of such a text.
+    A string with `@` or `=` may contain credentials, so the message does not quote it.
     """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
@@ -49,13 +49,13 @@ def _server_problem(server: str) -> str | None:
 
 
 def path_problem(text: str) -> str | None:
-    """Return why files would not be stored in the declared folder, as the end of a sentence; None if they would.
+    """Return why storage libraries would use a different folder, as the end of a sentence; None if they would not.
 
     PyIceberg and Iceberg's S3 client interpret the text after `#` or `?` as a fragment or a query, and drop control
     characters.
     """
-    sign = _CUTS.search(text)
-    return f"has {sign[0]!r}, where storage libraries cut a path short; choose a folder without it" if sign else None
+    sign = _TRUNCATING.search(text)
+    return f"has {sign[0]!r}, at which storage libraries truncate a path; choose a folder without it" if sign else None
 
 
 def location_problem(text: str) -> str | None:
@@ -70,9 +70,11 @@ def location_problem(text: str) -> str | None:
     if parts.scheme in OBJECT_STORES and parts.netloc:
         return None
     schemes = ", ".join(sorted(OBJECT_STORES))
-    return f"cannot hold files; write an absolute folder, file:///…, or a URI such as s3://bucket/… ({schemes})"
+    return (
+        f"is not a location for files; write an absolute folder, file:///…, or a URI such as s3://bucket/… ({schemes})"
+    )
 
 
 def names_store(error: Exception) -> bool:
-    """Return whether an error that Arrow raised comes from an object store. Only the error's text shows this."""
+    """Return whether an error of Arrow comes from an object store. Only its text shows this."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

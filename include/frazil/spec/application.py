@@ -24,8 +24,7 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The application's resources: the largest cores and driver memory of its streams, and all their Spark
-        properties.
+        """The application's resources: its streams' maximum of cores and driver memory, and all Spark properties.
 
         If streams differ in other settings, the first stream by name wins; for Spark properties, the last. `frazil
         validate` refuses streams that differ.
@@ -61,7 +60,7 @@ class Application:
 
 
 def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
-    """Return the applications to which the streams belong, by name."""
+    """Map the name of each shared application to the application with its streams."""
     named: dict[str, list[StreamSpec]] = {}
     for spec in specs:
         if spec.application is not None:
@@ -71,8 +70,9 @@ def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 
 
 def find_application(folder: Path, name: str) -> Application | None:
-    """Return an application, according to the last valid declarations of a folder's streams; None if no stream names
-    it.
+    """Return the application with this name, from the last valid declarations of a folder.
+
+    Returns None if no stream names it.
     """
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
     specs = [one.spec for one in found if one.spec is not None and not one.removed]

@@ -17,7 +17,7 @@ _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
-"""Optional attributes of a column that describe how it is read from records."""
+"""Optional attributes of a column that specify how it is read from records."""
 
 
 class Column(Model):
@@ -73,7 +73,7 @@ class Column(Model):
 
     @field_validator("from_")
     @classmethod
-    def _whole_path(cls, value: str | None) -> str | None:
+    def _check_from(cls, value: str | None) -> str | None:
         if value is not None:
             parse_path(value)
         return value
@@ -84,9 +84,9 @@ class Column(Model):
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
-        """How the column is read from records, beyond its type and unit; empty if by these alone.
+        """Return the settings with which the column is read from records, except its type and unit.
 
-        `cast` is that of the stream.
+        `cast` is the stream's setting, which the column's own setting overrides.
         """
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if (self.cast or cast) == "lenient" and "<" not in self.type:
@@ -101,14 +101,14 @@ class Column(Model):
 
     @field_validator("as_")
     @classmethod
-    def _whole_names(cls, value: object) -> object:
+    def _check_as(cls, value: object) -> object:
         if isinstance(value, Mapping) and not all(part.strip() for name in value for part in name.split(".")):
             raise ValueError("has a name with an empty part; write field, or field.inner")
         return value
 
     @property
     def json_texts(self) -> tuple[str, ...]:
-        """Full names of the strings in this column that store values as JSON text; may include the column itself."""
+        """Full names of the string fields that store JSON text: fields of this column, or the column itself."""
         if self.as_ is None:
             return ()
         return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
@@ -120,7 +120,7 @@ class Column(Model):
 
     @field_validator("name")
     @classmethod
-    def _plain_name(cls, value: str) -> str:
+    def _check_name(cls, value: str) -> str:
         if "." in value or value != value.strip():
             raise ValueError("has a dot or surrounding spaces, which a column's name must not have")
         if any(c < " " or c in '"\\' for c in value):
@@ -128,19 +128,19 @@ class Column(Model):
         return value
 
 
-def columns_of(value: object) -> object:
+def convert_columns(value: object) -> object:
     """Convert a mapping of declared columns to a tuple in the model's form. Raises ValueError for any other value."""
     if isinstance(value, list | tuple):
         return value
     if not isinstance(value, Mapping):
         raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")  # noqa: TRY004 - pydantic's
-    return tuple(column_of(str(name), declared) for name, declared in value.items())
+    return tuple(convert_column(str(name), declared) for name, declared in value.items())
 
 
-def column_of(name: str, declared: object) -> object:
+def convert_column(name: str, declared: object) -> object:
     """Convert a declared column to the model's form: `"type [not null]"`, or a mapping with `type`.
 
-    Any other value is passed on, and the model rejects it.
+    The model rejects any other value.
     """
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)

@@ -11,38 +11,42 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import seen_by
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
-_CLASHES_SHOWN = 10
+MAX_CLASHES = 10
 
 
 def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return the conflicts between streams in names, tables, topics and schemas, one sentence each."""
+    """Return a sentence for each conflict between streams in names, tables, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
     return [
-        *_names(streams),
-        *_catalogs(streams),
-        *_dead_letters(streams),
-        *_routes(streams),
-        *_routed_windows(streams),
-        *_applications(streams),
-        *chain.from_iterable(_one_table(feeding) for feeding in by_table.values()),
+        *_name_conflicts(streams),
+        *_catalog_conflicts(streams),
+        *_dead_letter_conflicts(streams),
+        *_route_conflicts(streams),
+        *_routed_window_conflicts(streams),
+        *_application_conflicts(streams),
+        *chain.from_iterable(_table_conflicts(feeding) for feeding in by_table.values()),
     ]
 
 
-def trespasses(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return the conflicts in which the stream declared in `path` would write to another stream's own table."""
-    return [said for said in (*_dead_letters(streams), *_routes(streams)) if said.startswith(f"{path}: ")]
+def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
+    """Return a sentence for each table of another stream to which the stream declared in `path` would write."""
+    return [
+        error
+        for error in (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
+        if error.startswith(f"{path}: ")
+    ]
 
 
-def _names(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     first: dict[str, Path] = {}
     for path, spec in streams.items():
         if first.setdefault(spec.name, path) != path:
             yield f"{path}: name: {spec.name!r} is the name of {first[spec.name]} too; rename one"
 
 
-def _catalogs(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     first: dict[str, tuple[Path, str | None]] = {}
     for path, spec in streams.items():
         other, catalog = first.setdefault(spec.table.identifier, (path, spec.table.catalog))
@@ -53,7 +57,7 @@ def _catalogs(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
             )
 
 
-def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
     for path, spec in streams.items():
         owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
@@ -64,9 +68,10 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
             )
 
 
-def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield routed tables that are also another stream's own table: their windows would wait for an unrelated
-    stream.
+def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each routed table that is also another stream's own table.
+
+    Its windows would wait for an unrelated stream.
     """
     own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
     for path, spec in streams.items():
@@ -77,10 +82,10 @@ def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 yield f"{place}: {identifier!r} is a table of the stream in {owner}; name another one"
 
 
-def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield conflicts between streams whose routes name the same table.
+def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each setting in which streams that route to the same table differ.
 
-    A window of such a table is complete only if all these streams agree on it.
+    A window of the table is complete only if all these streams agree on it.
     """
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     for path, spec in streams.items():
@@ -88,8 +93,9 @@ def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = seen_by(spec, table), seen_by(its, table)
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
-                yield f"{path}: evolution: {spec.evolution.mode}, and {_widened(its, f'the stream in {other}', table)}"
-            for key, one, another in _completeness(mine, theirs) if mine and theirs else ():
+                declared = _evolution_conflict(its, f"the stream in {other}", table)
+                yield f"{path}: evolution: {spec.evolution.mode}, and {declared}"
+            for key, one, another in _window_differences(mine, theirs) if mine and theirs else ():
                 yield (
                     f"{path}: {key}: {one} for {table}, and the stream in {other}, whose route names it too, has: "
                     f"{another}; declare the same, there and in route.complete"
@@ -100,7 +106,7 @@ def _own_tables(spec: StreamSpec) -> tuple[str, str]:
     return spec.table.identifier, spec.dead_letter_table
 
 
-def _applications(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -126,15 +132,15 @@ def _mode(spec: StreamSpec) -> str:
     return spec.mode if spec.mode == "append" else f"upsert by {', '.join(spec.key)}"
 
 
-def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield conflicts between streams that write to the same table.
+def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each conflict between streams that write to the same table.
 
     Each stream is compared with the first one, and its topics with the topics of all streams before it.
     """
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
-        for key, mine, its in _completeness(spec, first):
+        for key, mine, its in _window_differences(spec, first):
             yield f"{path}: {key}: {mine}, and {beside} has: {its}; declare the same"
         if (spec.mode, spec.key) != (first.mode, first.key):
             yield (
@@ -144,9 +150,9 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
-            of_table = _widened(first, f"the stream in {first_path}", spec.table.identifier)
+            of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, and {of_table}"
-        for clash in list(_clashes(_columns(spec), _columns(first), ()))[:_CLASHES_SHOWN]:
+        for clash in list(_struct_conflicts(_columns(spec), _columns(first), ()))[:MAX_CLASHES]:
             yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _servers(spec) & _servers(other):  # the same cluster if they share a server name
@@ -164,14 +170,14 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 )
 
 
-def _widened(its: StreamSpec, other: str, table: str) -> str:
+def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
     return (
         f"{other}, which feeds {table} too, has: {its.evolution.mode}; with full, records of one stream may make a "
         "column optional that the other declares not null, which stops that one, so declare it for both or for neither"
     )
 
 
-def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
+def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
     for key, mine, its in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
@@ -200,8 +206,8 @@ def _columns(spec: StreamSpec) -> Struct:
     return Struct(tuple(declared))
 
 
-def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield columns whose two declarations contradict each other, so that no table fits both.
+def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """Yield each column whose declarations contradict each other: its path, and both declarations as text.
 
     An optional column may be missing in one declaration.
     """
@@ -209,7 +215,7 @@ def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)
         if other is not None:
-            yield from _fields(field, other, (*path, field.name))
+            yield from _field_conflicts(field, other, (*path, field.name))
         elif field.required:
             yield ".".join((*path, field.name)), f"{field.type} not null", "no such column"
     for other in fields.values():
@@ -217,23 +223,23 @@ def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple
             yield ".".join((*path, other.name)), "not declared", f"{other.type} not null"
 
 
-def _fields(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     if mine.name != its.name:
         yield ".".join(path), f"written {mine.name!r}", repr(its.name)
     elif mine.required != its.required:
         yield ".".join(path), _text(mine), _text(its)
     else:
-        yield from _types(mine.type, its.type, path)
+        yield from _type_conflicts(mine.type, its.type, path)
 
 
-def _types(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     if isinstance(mine, Struct) and isinstance(its, Struct):
-        yield from _clashes(mine, its, path)
+        yield from _struct_conflicts(mine, its, path)
     elif isinstance(mine, List) and isinstance(its, List):
-        yield from _types(mine.element, its.element, (*path, "element"))
+        yield from _type_conflicts(mine.element, its.element, (*path, "element"))
     elif isinstance(mine, Map) and isinstance(its, Map):
-        yield from _types(mine.key, its.key, (*path, "key"))
-        yield from _types(mine.value, its.value, (*path, "value"))
+        yield from _type_conflicts(mine.key, its.key, (*path, "key"))
+        yield from _type_conflicts(mine.value, its.value, (*path, "value"))
     elif mine != its:
         yield ".".join(path), str(mine), str(its)
 

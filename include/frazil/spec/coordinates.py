@@ -13,7 +13,7 @@ COORDINATES = {
 """The columns that frazil adds unless `coordinates: false` is declared, with their types."""
 
 LINE = "kafka_line"
-"""Column that is also added if one record may become several rows: the row's number within its record, from 0."""
+"""Additional column if a record may become several rows: the row's number within its record, from 0."""
 RESERVED = frozenset({*COORDINATES, LINE})
 
 METADATA_COLUMNS = frozenset(
@@ -30,7 +30,7 @@ METADATA_COLUMNS = frozenset(
         "_commit_snapshot_id",
     }
 )
-"""Names of Iceberg's metadata columns, in lower case: no column of a table can have such a name."""
+"""Lower-case names of Iceberg's metadata columns. A table's own columns cannot have these names."""
 OF_ICEBERG = (
     "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
 )

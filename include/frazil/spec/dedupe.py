@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dedupe(Model):
-    """Rows with the same key whose event times are close to each other are one row: the first one is kept."""
+    """The definition of repeats. Of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns that are equal in a record and its repeats."
@@ -28,7 +28,7 @@ class Dedupe(Model):
 
     @field_validator("key", mode="before")
     @classmethod
-    def _column_alone(cls, value: Any) -> Any:
+    def _wrap_single_column(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
 

@@ -24,7 +24,7 @@ class EventTime(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _column_alone(cls, value: object) -> object:
+    def _expand_short_form(cls, value: object) -> object:
         return {"column": value} if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""Caches values that were read from files until a file may have changed.
+"""Caches values read from files until the files may have changed.
 
 Hundreds of supervisors read the files every few seconds.
 """
@@ -16,7 +16,7 @@ from frazil.errors import SpecError
 T = TypeVar("T")
 
 SETTLED_NS = 3_000_000_000
-"""Nanoseconds after its last change from which a file counts as settled.
+"""Nanoseconds after its last change when a file counts as settled.
 
 Two changes within one tick of the file system's clock look the same, and the coarsest ticks are 2 s (FAT, some NFS).
 """
@@ -51,7 +51,7 @@ class FileCache(Generic[T]):
         now_ns, seen = time.time_ns(), tuple(map(signature, files))
         entry = self._entries.get(path)
         if entry is None or entry.signature != seen:
-            entry = self._answer(path, seen)
+            entry = self._read_entry(path, seen)
             # A file that has just changed may change again with the same signature, so it is read until it has settled.
             if all(one is None or one[0] < now_ns - SETTLED_NS for one in seen):
                 if len(self._entries) >= MAX_ENTRIES:
@@ -61,7 +61,7 @@ class FileCache(Generic[T]):
             raise SpecError(entry.problem)
         return entry.value  # type: ignore[return-value]  # set if there is no problem
 
-    def _answer(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
+    def _read_entry(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
         try:
             return _Entry(seen, self._read(path), None)
         except SpecError as error:

@@ -17,7 +17,7 @@ from frazil.errors import SpecError
 from frazil.spec.load import stream_files
 from frazil.spec.yaml_file import read_mapping
 
-LISTED_FOR_S = 1.0
+MAX_LISTING_AGE_S = 1.0
 """Seconds for which one listing of a folder is reused; supervisors check every 2 s."""
 
 
@@ -29,9 +29,7 @@ class _Listing:
 
 
 class FolderIndex:
-    """Index of the files in folders by the stream that they declare. Each folder is listed at most once in
-    `LISTED_FOR_S`.
-    """
+    """Finds files by the stream that they declare. Lists each folder at most once per `MAX_LISTING_AGE_S`."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,13 +37,13 @@ class FolderIndex:
         self._one_at_a_time = threading.Lock()
 
     def only_file(self, folder: Path, stream: str) -> Path | None:
-        """Return the only file that declares the stream, according to the folder's last listing.
+        """Return the file that declares the stream, according to the folder's last listing.
 
-        Returns None if no readable file declares the stream, or if several do.
+        Returns None if no readable file or more than one declares it.
         """
         with self._one_at_a_time:
             listing = self._listings.get(folder)
-            if listing is None or self._clock() - listing.at_s >= LISTED_FOR_S:
+            if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
                 listing = self._listings[folder] = _Listing(self._clock(), _files(folder))
         return listing.files.get(stream)
 

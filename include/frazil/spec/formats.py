@@ -44,12 +44,12 @@ class Registry(Model):
 
     @field_validator("ca_file")
     @classmethod
-    def _beside_the_declaration(cls, value: str | None, info: ValidationInfo) -> str | None:
+    def _resolve_ca_file(cls, value: str | None, info: ValidationInfo) -> str | None:
         folder = (info.context or {}).get("folder")
         return value if value is None or folder is None else str(Path(folder, value).absolute())
 
     @model_validator(mode="after")
-    def _one_way_to_authenticate(self) -> Self:
+    def _check_credentials(self) -> Self:
         if self.token is not None and self.username is not None:
             raise ValueError("has both a username and a token; keep one")
         if (self.username is None) != (self.password is None):
@@ -59,8 +59,8 @@ class Registry(Model):
 
 MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
-"""Value in `Envelope.metadata` for an event's position in the source's log, as text. A later event has a text that
-sorts higher.
+"""Value in `Envelope.metadata` for an event's position in the source's log, as a string. Positions of later events
+sort higher.
 """
 
 
@@ -97,7 +97,7 @@ class Envelope(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _alone(cls, value: object) -> object:
+    def _expand_short_form(cls, value: object) -> object:
         return {"type": value} if isinstance(value, str) else value
 
 
@@ -131,20 +131,22 @@ class JsonFormat(Model):
 
     @field_validator("unwrap")
     @classmethod
-    def _whole_names(cls, value: str | None) -> str | None:
+    def _check_unwrap(cls, value: str | None) -> str | None:
         if value is not None:
             parse_names(value)
         return value
 
     @model_validator(mode="after")
-    def _unwraps_once(self) -> Self:
+    def _check_unwrapped_once(self) -> Self:
         if self.unwrap is not None and self.envelope is not None:
-            raise ValueError("has unwrap next to envelope, which finds its events in `payload` itself; remove unwrap")
+            raise ValueError(
+                "has both unwrap and envelope; envelope already finds events in `payload`, so remove unwrap"
+            )
         return self
 
     @model_validator(mode="before")
     @classmethod
-    def _framed_by_a_registry(cls, value: object) -> object:
+    def _set_framing(cls, value: object) -> object:
         if isinstance(value, Mapping) and value.get("registry") is not None:
             return {"framing": "confluent", **value}
         return value
@@ -188,20 +190,20 @@ class CsvFormat(Model):
 
     @field_validator("delimiter", "quote")
     @classmethod
-    def _one_character(cls, value: str | None) -> str | None:
+    def _check_character(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
-            raise ValueError("is not one ASCII character that is neither letter, digit nor a line's end")
+            raise ValueError("is not an ASCII character other than a letter, a digit or a line break")
         return value
 
     @field_validator("columns")
     @classmethod
-    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise ValueError("names a column twice")
         return value
 
     @model_validator(mode="after")
-    def _distinguishable(self) -> Self:
+    def _check_quote(self) -> Self:
         if self.delimiter == self.quote:
             raise ValueError("has the same character as delimiter and as quote")
         return self
@@ -223,7 +225,7 @@ class _SchemaFormat(Model):
     """The folder of the file that declares the format; the working directory if no file does."""
 
     @model_validator(mode="after")
-    def _know_folder(self, info: ValidationInfo) -> Self:
+    def _set_folder(self, info: ValidationInfo) -> Self:
         if self.schema_file is not None:
             self._folder = (info.context or {}).get("folder", Path())
         return self
@@ -234,7 +236,7 @@ class _SchemaFormat(Model):
         return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
-    def _one_schema(self) -> Self:
+    def _check_one_schema(self) -> Self:
         given = [of for of in (self.registry, self.schema_file, self.schema_text) if of is not None]
         if len(given) != 1:
             raise ValueError("needs one of registry, schema-file and schema-text")
@@ -251,7 +253,7 @@ class AvroFormat(_SchemaFormat):
 
 
 class ProtobufFormat(_SchemaFormat):
-    """A Protobuf message. A declared schema is the text of a .proto file, or a descriptor (as text: base64)."""
+    """A Protobuf message. A declared schema is a .proto file, or a compiled descriptor (in base64 as text)."""
 
     type: Literal["protobuf"] = "protobuf"
     message: str | None = Field(
@@ -266,19 +268,19 @@ class ProtobufFormat(_SchemaFormat):
     )
 
     @model_validator(mode="after")
-    def _says_its_message_once(self) -> Self:
+    def _check_message(self) -> Self:
         if self.registry is not None and (self.message is not None or self.framing != "none"):
-            raise ValueError("has message or framing next to a registry, where each record has its message; remove it")
+            raise ValueError("has message or framing, but with a registry each record names its message; remove it")
         return self
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:
-    """Return the envelope around records of this format; None if it has none."""
+    """Return the envelope around records of this format; None if they have no envelope."""
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 def registry_of(value: ValueFormat) -> Registry | None:
-    """Return the schema registry that is declared for this format; None if none is."""
+    """Return the schema registry that is declared for this format; None if it has no registry."""
     return getattr(value, "registry", None)
 
 
@@ -299,7 +301,7 @@ def _with_type(value: object) -> object:
     return {"type": value} if isinstance(value, str) else value
 
 
-def _as_short_as_possible(value: ValueFormat) -> object:
+def _to_short_form(value: ValueFormat) -> object:
     declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if isinstance(value, JsonFormat) and value.registry is not None:
         declared["framing"] = value.framing  # whose default then differs
@@ -310,7 +312,7 @@ Format = Annotated[
     ValueFormat,
     Field(discriminator="type"),
     BeforeValidator(_with_type),
-    PlainSerializer(_as_short_as_possible, when_used="json"),
+    PlainSerializer(_to_short_form, when_used="json"),
     YamlForm("`json`, `string`, `bytes`, `csv`, or a mapping with `type`"),
 ]
 
@@ -318,9 +320,7 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format as it is written in YAML: its name, or a mapping of the settings that differ from the
-    defaults.
-    """
+    """Return the format as in YAML: its name, or a mapping of the settings that differ from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
@@ -328,8 +328,8 @@ def plain_format(value: ValueFormat) -> str | dict[str, Any]:
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
     """Return the format for use on another host, in the form of `plain_format`.
 
-    A schema file is replaced by its text. A registry is left out if it is not needed to read records. Raises SpecError
-    if the schema file cannot be read.
+    A schema file is replaced by its text. A registry that reading does not need is omitted. Raises SpecError if the
+    schema file cannot be read.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))

@@ -18,7 +18,7 @@ Former = Mapping[str, int | None]
 def former_columns(properties: Mapping[str, str]) -> Former:
     """Parse the property with the former names.
 
-    Raises SchemaIncompatible if it is not valid, because it was edited by hand.
+    Raises SchemaIncompatible for an invalid property, which only a manual edit can cause.
     """
     text = properties.get(PROPERTY, "{}")
     try:
@@ -28,7 +28,7 @@ def former_columns(properties: Mapping[str, str]) -> Former:
     except (ValueError, AttributeError):
         pass
     raise SchemaIncompatible(
-        f"the table property {PROPERTY} is {text[:200]!r}, which is no JSON mapping of names to field ids: remove it"
+        f"the table property {PROPERTY} is {text[:200]!r}, which is not a JSON mapping of names to field ids: remove it"
     )
 
 
@@ -40,7 +40,7 @@ def current_name(existing: Schema, field_id: int | None) -> str | None:
 def names_in_rows(own: Schema, own_former: Former, main: Schema, main_former: Former) -> dict[str, set[str]]:
     """Return the other names that each column of a routed table may have in rows of the main table.
 
-    Columns without other names are left out.
+    Columns without other names are omitted.
     """
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in own.fields}

@@ -110,8 +110,7 @@ class _FieldIds:
 
 
 def schema(spec: StreamSpec) -> Schema:
-    """Return the stream's schema: the declared columns in order, then the Kafka coordinates, unless they are switched
-    off.
+    """Return the stream's schema: the declared columns in order, and the Kafka coordinates unless they are disabled.
 
     Field ids start at 1. The key of an upsert stream becomes Iceberg's identifier fields.
     """
@@ -153,9 +152,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order, with field ids of the schema `of`; the unsorted order (id 0) if none is
-    declared.
-    """
+    """Return the declared sort order, with field ids of the schema `of`. By default the unsorted order (id 0)."""
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(

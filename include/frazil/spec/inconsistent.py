@@ -11,7 +11,7 @@ from difflib import get_close_matches
 class Problem:
     """One problem of a declaration.
 
-    `key` is the dotted path of the key in the YAML. `value` is its value there, or None if the value must not be shown.
+    `key` is its dotted path in the YAML. `value` is the declared value; None if it must not be shown.
     """
 
     key: str
@@ -20,7 +20,7 @@ class Problem:
 
 
 class InconsistentError(ValueError):
-    """Raised when the model is validated; `frazil.spec.load` turns it into a SpecError."""
+    """Conflicts found while the model is validated. `frazil.spec.load` converts it to a SpecError."""
 
     def __init__(self, found: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
@@ -28,6 +28,6 @@ class InconsistentError(ValueError):
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    """Return the end of a sentence about an unknown name: the most similar known name, or else all known names."""
+    """Return the end of a message about an unknown name: the most similar known name, or all known names."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -31,10 +31,10 @@ def stream_schema() -> _Schema:
     source["required"].remove("bootstrap-servers")  # it may be in _defaults.yaml
     source["oneOf"] = [{"required": ["topics"]}, {"required": ["topic-pattern"]}]
     source["properties"]["topics"].pop("default")
-    source["properties"]["topics"] = _text_or(source["properties"]["topics"])
+    source["properties"]["topics"] = _string_or_list(source["properties"]["topics"])
     source["properties"]["format"] = _format(source["properties"]["format"], definitions)
     for key in ("partition-by", "sort-by"):
-        schema["properties"][key] = _text_or(schema["properties"][key])
+        schema["properties"][key] = _string_or_list(schema["properties"][key])
     schema["properties"]["schema"] = _columns(schema["properties"]["schema"], definitions["Column"])
     source["properties"]["schema"] = _columns(source["properties"]["schema"], definitions["Column"])
     definitions.pop("Column")
@@ -62,7 +62,7 @@ def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> No
     definitions[name] = {"anyOf": [{"type": "string", "description": meaning}, definitions[name]]}
 
 
-def _text_or(listed: _Schema) -> _Schema:
+def _string_or_list(listed: _Schema) -> _Schema:
     """Return a schema that also accepts one string instead of a list of strings."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}

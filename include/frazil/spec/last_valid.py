@@ -3,8 +3,8 @@
 <home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
 
 Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when
-it starts. A process that reads a broken file uses the file's last valid declaration instead. Several processes may do
-this at once: a record is replaced atomically, and only if it has changed.
+it starts. A process that reads a broken file uses the file's last valid declaration instead. Processes may do this
+concurrently: a record is replaced atomically, and only if it has changed.
 
 A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file,
 or a volume may be mounted late. After that, the record is deleted. The same applies to the old name of a stream whose
@@ -41,7 +41,7 @@ EMPTY_MS = 600_000
 an unmounted volume.
 """
 ENDING_MS = 900_000
-"""Milliseconds for which a removed file stays known, so that its DAG can end the processes that still run."""
+"""Milliseconds for which a removed file is still reported, so that its DAG can end running processes."""
 
 
 class Named(Protocol):
@@ -77,19 +77,22 @@ class Found(Generic[T]):
 
     path: Path
     spec: T | None
-    """The current declaration, or else the last valid one; None if there never was a valid one."""
+    """The current declaration if it is valid, otherwise the last valid one; None if it was never valid."""
     problem: str | None = None
-    """Why `spec` is not the current content of the file; None if it is."""
+    """Why `spec` differs from the file's content; None if it is current."""
     removed: bool = False
     """Whether the file has been missing for so long that it counts as removed."""
     missing: bool = False
-    """Whether the file is missing, perhaps only for a moment, while other files of its folder exist."""
+    """Whether the file has been missing briefly, while other files of its folder exist."""
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
-    """Return all files of a folder, sorted by path: valid and broken ones, and missing ones that are still recorded."""
+    """Return all files of a folder, sorted by path, including broken files and recorded files that are missing.
+
+    Records valid declarations, and deletes the records of files that were removed long ago.
+    """
     memory = Memory(folder)
-    problem, paths = _listed(folder)
+    problem, paths = _list_files(folder)
     found = [_read(path, kind, memory) for path in paths]
     known = {one.spec.name for one in found if one.spec}
     for path in sorted(set(memory.paths()).difference(paths)):
@@ -99,7 +102,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found
         elif problem:
             found.append(Found(path, spec, problem))
         else:
-            found += _gone(path, spec, memory, now_ms=now_ms, moment_ms=MOMENT_MS if paths else EMPTY_MS)
+            found += _find_missing(path, spec, memory, now_ms=now_ms, moment_ms=MOMENT_MS if paths else EMPTY_MS)
     return sorted(found, key=lambda one: one.path)
 
 
@@ -112,7 +115,7 @@ def _read(path: Path, kind: FileKind[T], memory: Memory) -> Found[T]:
     return Found(path, spec)
 
 
-def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -> Iterator[Found[T]]:
+def _find_missing(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -> Iterator[Found[T]]:
     since_ms = memory.missing_since(path, now_ms=now_ms)
     if now_ms - since_ms >= moment_ms + ENDING_MS:
         memory.forget(path)
@@ -124,17 +127,17 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
 
 
 def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the last valid declaration with this name in a folder; None if there is none."""
+    """Return the last valid declaration with this name in a folder; None if none is recorded."""
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return one stream of a folder, and None. If its file is broken, return its last valid declaration and the
-    problem.
+    """Return one stream of a folder, and the problem of its file; None if the file is valid.
 
-    A valid declaration is recorded. Raises SpecError if there never was a valid one.
+    If the file is broken, the stream is its last valid declaration. A valid declaration is recorded. Raises SpecError
+    if no valid declaration was ever recorded.
     """
     try:
         return find_and_remember(folder, name), None
@@ -158,7 +161,8 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
     """Return all streams of a folder, sorted by name, and the problems of broken files.
 
-    If a file is broken, its last valid declaration is used. Raises SpecError if there are neither streams nor problems.
+    A broken file is represented by its last valid declaration. Valid declarations are recorded. Raises SpecError if the
+    folder has neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -167,8 +171,8 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
     return specs, [one.problem for one in found if one.problem]
 
 
-def _listed(folder: Path) -> tuple[str | None, list[Path]]:
-    """Return why a folder's files cannot be listed (None if they can), and the files."""
+def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
+    """Return why a folder cannot be listed (None if it can), and its files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in stream_files(folder)]
@@ -229,9 +233,9 @@ class Memory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Return since when a recorded file has been missing (ms since 1970).
+        """Return the time since which a recorded file has been missing (ms since 1970).
 
-        If this is noticed for the first time, returns and records the current time.
+        The first call for a missing file records the current time.
         """
         record = self._read(path)
         since_ms = record.get("missing-since-ms")

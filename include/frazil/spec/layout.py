@@ -47,9 +47,7 @@ class Term:
 
     @property
     def field_name(self) -> str:
-        """The partition field's name, such as ts_day or id_bucket, as Iceberg's Java `PartitionSpec.Builder` chooses
-        it.
-        """
+        """The partition field's name, such as ts_day, as Iceberg's Java `PartitionSpec.Builder` chooses it."""
         suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(self.transform, f"_{self.transform}")
         return f"{self.column}{suffix}"
 

@@ -18,7 +18,7 @@ Columns = Mapping[str, Type | None]
 
 
 def partitioning(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield partition terms that are not possible for their column, and pairs of terms that contradict each other."""
+    """Yield problems of partition terms: those that their column's type does not allow, and conflicting pairs."""
     columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
         yield from _term(f"partition-by.{index}", term, columns)
@@ -26,7 +26,7 @@ def partitioning(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def sorting(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield sort terms that are not possible for their column."""
+    """Yield problems of sort terms that their column's type does not allow."""
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
 
@@ -54,10 +54,7 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
 
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
-    """Yield partition fields whose name is not unique, and columns with two time granularities.
-
-    Iceberg's Java library refuses both.
-    """
+    """Yield the problem of a partition field that Iceberg or Spark refuses because of other fields or its type."""
     other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
@@ -77,7 +74,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
 
 
 def _source(path: str, columns: Columns) -> Type | None:
-    """Return the type at a dotted path; None if there is none.
+    """Return the type at a dotted path; None if the path does not exist.
 
     As in Iceberg, the path may only lead through structs.
     """

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import conflicts, trespasses
+from frazil.spec.conflicts import conflicts, find_foreign_writes
 from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
@@ -37,18 +37,18 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """Return the content of one file, merged over the `_defaults.yaml` of its folder.
+    """Return the content of one file, merged with the `_defaults.yaml` of its folder, without validation.
 
-    Not validated. Raises SpecError.
+    The file's own values take precedence. Raises SpecError.
     """
     declared = read_mapping(path)
     return _merge(read_defaults(path.parent), declared)
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """Return the settings that all streams of a folder share.
+    """Return the settings that all streams of a folder share, without validation.
 
-    Not validated. Raises SpecError if the file is unreadable.
+    Raises SpecError if the file cannot be read.
     """
     file = folder / DEFAULTS_FILE
     return read_mapping(file) if file.exists() else {}
@@ -71,10 +71,7 @@ def _file_of(key: str, path: Path) -> Path:
 
 
 def _has(declared: Mapping[str, Any], key: str) -> bool:
-    """Return whether a key is declared. If the key is an element of a list, returns whether the list is declared.
-
-    Names may contain dots.
-    """
+    """Return whether a dotted key, or the list that it is an element of, is declared. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):
@@ -148,7 +145,7 @@ def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
         with suppress(SpecError):
             loaded[path] = load_stream(path)
     mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
-    if mine is not None and (found := trespasses(mine, loaded)):
+    if mine is not None and (found := find_foreign_writes(mine, loaded)):
         raise SpecError("\n".join(found))
 
 
@@ -188,8 +185,8 @@ def _application(path: Path) -> str | None:
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that write to a table, sorted by name. For a routed table, returns them as `seen_by` does.
 
-    Raises SpecError with the known tables if no stream writes to the table. Also raises it if a broken file mentions
-    the table, because the table's streams are then unknown.
+    Raises SpecError with the known tables if no stream writes to the table. Also raises SpecError if a broken file
+    mentions the table, because its streams are then unknown.
     """
     valid: list[StreamSpec] = []
     failures: list[str] = []

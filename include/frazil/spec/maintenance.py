@@ -20,7 +20,7 @@ class Switched(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _switch_alone(cls, value: object) -> object:
+    def _expand_switch(cls, value: object) -> object:
         on = _SWITCH.get(str(value).lower())
         return value if on is None else {"enabled": on}
 
@@ -149,8 +149,8 @@ class Alerts(Switched):
     )
 
 
-STALE_INTERVALS = 2
-"""Number of the stream's longest commit intervals for which a stream is never stale, even if `freshness` is shorter."""
+MIN_STALE_INTERVALS = 2
+"""A stream is never stale within this many of its longest commit intervals, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):
@@ -171,13 +171,11 @@ class Maintenance(Model):
         It is at least two commit intervals, so that one missed commit does not keep an alert active once the next
         commit is on time.
         """
-        return max(self.alerts.freshness // timedelta(milliseconds=1), STALE_INTERVALS * longest_interval_ms)
+        return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """Maximum numbers of snapshots and manifests that maintenance leaves (None if unlimited), and the interval of
-        its runs.
-        """
+        """The maximum number of snapshots, that of manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,
@@ -186,7 +184,7 @@ class Maintenance(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _switch_alone(cls, value: object) -> object:
+    def _expand_switch(cls, value: object) -> object:
         """Expand `maintenance: off`, which switches off every action but not the alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:

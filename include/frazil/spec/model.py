@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import READING_KEYS, Column, columns_of
+from frazil.spec.column import READING_KEYS, Column, convert_columns
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.event_time import EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
@@ -40,8 +40,8 @@ from frazil.spec.values import (
     YamlForm,
 )
 
-MERGED_RECORDS = 1_000_000
-"""Default limit of records in one batch of an upsert stream."""
+MAX_UPSERT_RECORDS = 1_000_000
+"""Default maximum number of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
@@ -62,12 +62,12 @@ class Table(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _identifier_alone(cls, value: object) -> object:
+    def _expand_short_form(cls, value: object) -> object:
         return {"identifier": value} if isinstance(value, str) else value
 
     @field_validator("identifier")
     @classmethod
-    def _whole_identifier(cls, value: str) -> str:
+    def _check_identifier(cls, value: str) -> str:
         return _identifier(value)
 
 
@@ -133,7 +133,7 @@ class DeadLetters(Model):
 
     @field_validator("table")
     @classmethod
-    def _whole_identifier(cls, value: str | None) -> str | None:
+    def _check_identifier(cls, value: str | None) -> str | None:
         return None if value is None else _identifier(value)
 
 
@@ -153,7 +153,7 @@ class Evolution(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _mode_alone(cls, value: object) -> object:
+    def _expand_short_form(cls, value: object) -> object:
         return {"mode": value} if isinstance(value, str) else value
 
 
@@ -267,33 +267,33 @@ class StreamSpec(Model):
 
     @field_validator("columns", mode="before")
     @classmethod
-    def _columns_by_name(cls, value: object) -> object:
-        return columns_of(value)
+    def _convert_columns(cls, value: object) -> object:
+        return convert_columns(value)
 
     @field_validator("key", mode="before")
     @classmethod
-    def _column_alone(cls, value: object) -> object:
+    def _wrap_single_column(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
     @field_validator("partition_by", "sort_by", mode="before")
     @classmethod
-    def _whole_terms(cls, value: object) -> object:
+    def _split_terms(cls, value: object) -> object:
         if isinstance(value, str):
             return (value,)
-        return _rejoined(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+        return _rejoin(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
 
     @field_validator("partition_by")
     @classmethod
-    def _partition_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _parsed("partition-by", value, layout.parse_term)
+    def _canonical_partition_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _parse_terms("partition-by", value, layout.parse_term)
 
     @field_validator("sort_by")
     @classmethod
-    def _sort_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _parsed("sort-by", value, layout.parse_sort_term)
+    def _canonical_sort_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _parse_terms("sort-by", value, layout.parse_sort_term)
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> Self:
+    def _check_consistency(self, info: ValidationInfo) -> Self:
         if problems := rules.problems(self, wrong=(info.context or {}).get("wrong", frozenset())):
             raise InconsistentError(problems)
         return self
@@ -324,7 +324,7 @@ class StreamSpec(Model):
     def max_records(self) -> int:
         """Maximum number of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
-            return MERGED_RECORDS
+            return MAX_UPSERT_RECORDS
         return self.commit.max_records
 
     def fingerprint(self) -> str:
@@ -341,7 +341,7 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that the fingerprint leaves out. They include unused keys that later versions added."""
+        """Return the keys that the fingerprint omits, including unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
         columns = {
             index: unset
@@ -373,11 +373,11 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str | dict[str, Any]]:
-        """How records store the values of columns, by the column's full name, if the type alone does not determine it.
+        """Map a column's full name to how records encode its values, if the type alone does not determine that.
 
-        The value is the unit of times that arrive as numbers, `json` for strings that store values as JSON text, or
-        `rest` for the column with all other fields. If a column is read in another way than by its name and type, the
-        value is a mapping: see `frazil.ingest.formats.fields.Reading`.
+        The encoding is the unit of times that arrive as numbers, `json` for strings that store JSON text, or `rest` for
+        the column with all other fields. For a column with more settings it is a mapping: see
+        `frazil.ingest.formats.fields.Reading`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
@@ -415,7 +415,7 @@ class StreamSpec(Model):
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
-def _rejoined(terms: list[str]) -> list[str]:
+def _rejoin(terms: list[str]) -> list[str]:
     """Join terms that YAML has split at a comma within parentheses, as in `[day(ts), bucket(16, id)]`."""
     whole: list[str] = []
     for term in terms:
@@ -426,8 +426,8 @@ def _rejoined(terms: list[str]) -> list[str]:
     return whole
 
 
-def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the terms in canonical form. Raises InconsistentError that lists all terms that cannot be parsed."""
+def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
+    """Return the terms in canonical form. Raises InconsistentError with all terms that cannot be parsed."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from frazil.spec.column import Column, column_of
+from frazil.spec.column import Column, convert_column
 from frazil.spec.formats import FORMATS
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
 
 MAX_PROBLEMS = 50
-"""Largest number of problems that are reported for one file."""
+"""Maximum number of problems that are reported for one file."""
 
 _BEFORE_A_HOST = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
 
@@ -33,7 +33,7 @@ _STAND_INS: Mapping[str, Any] = {
 """Placeholder values for the required parts of a stream, apart from its columns."""
 
 MAX_LINE_CHARACTERS = 2000
-"""Largest number of characters in the line of one problem, which may quote a text of any length."""
+"""Maximum length of one problem's line, which may quote a value of any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
@@ -73,7 +73,7 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
     """
     found = _problems(error, declared)
     known = {problem.key for problem in found}
-    found += [problem for problem in _between(error, declared) if problem.key not in known]
+    found += [problem for problem in _problems_between(error, declared) if problem.key not in known]
     lines = [f"{file_of(problem.key)}: {_line(problem)}" for problem in found[:MAX_PROBLEMS]]
     if len(found) > MAX_PROBLEMS:
         lines.append(f"{path}: and {len(found) - MAX_PROBLEMS:,} more; fix these first")
@@ -87,7 +87,7 @@ def _line(problem: Problem) -> str:
 
 
 def _without_credentials(text: str) -> str:
-    """Remove `user:password@` before any host, together with the scheme, whatever the key."""
+    """Replace `user:password@` in front of a host, and the scheme before it."""
     return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
@@ -99,7 +99,9 @@ def _short(value: object) -> str:
 def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
     meant = {
-        (*details["loc"][:-1], _meant(details["loc"])) for details in found if details["type"] == "extra_forbidden"
+        (*details["loc"][:-1], _closest_key(details["loc"]))
+        for details in found
+        if details["type"] == "extra_forbidden"
     }
     kept = [details for details in found if details["type"] != "missing" or details["loc"] not in meant]
     problems: list[Problem] = []
@@ -107,24 +109,24 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
         tried = list(of_union)
         inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
         if union and not inside:
-            problems.append(_neither(tried, declared))
+            problems.append(_merge_union_problems(tried, declared))
         else:
             shown = inside if union else tried
             problems += (problem for details in shown for problem in _translate(details, declared))
     return problems
 
 
-def _neither(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """Return one problem for a value that no member of a union accepts."""
+def _merge_union_problems(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
+    """Merge the problems of a value that no member of a union accepts into one."""
     found = [problem for details in members for problem in _translate(details, declared)]
     words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
     return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
 
 
-def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+def _problems_between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     """Return the problems between parts of the declaration.
 
-    Pydantic does not check these while some part is wrong, so the wrong parts are replaced by placeholder values.
+    Pydantic does not check these if a part is invalid, so invalid parts are replaced by placeholder values.
     """
     locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
@@ -141,7 +143,7 @@ def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Proble
 
 def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
     """Return the declaration without its wrong parts. Required parts are replaced by valid placeholders."""
-    valid: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
+    valid: dict[str, Any] = {key: _copy(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
     names = list(kept)
@@ -153,9 +155,9 @@ def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[in
             _remove(valid, location)
         elif not rest:
             kept = {}
-    named = [c if isinstance(c, Column) else column_of(str(name), c) for name, c in kept.items()]
+    named = [c if isinstance(c, Column) else convert_column(str(name), c) for name, c in kept.items()]
     valid["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
-    return _filled(valid, _STAND_INS)
+    return _fill_in(valid, _STAND_INS)
 
 
 def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
@@ -170,17 +172,17 @@ def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
         inner = inner[part]
 
 
-def _filled(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_in(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in stand_ins.items():
         if isinstance(value, Mapping) and isinstance(valid.get(key, {}), dict):
-            valid[key] = _filled(valid.get(key, {}), value)
+            valid[key] = _fill_in(valid.get(key, {}), value)
         else:
             valid.setdefault(key, value)
     return valid
 
 
-def _copied(value: Any) -> Any:
-    return {key: _copied(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
+def _copy(value: Any) -> Any:
+    return {key: _copy(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:
@@ -211,7 +213,7 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
 
 
 def meaning_of(details: ErrorDetails) -> str:
-    """Return what is wrong with a value. The text is appended to the key and the value."""
+    """Return what is wrong with a value, as a phrase that follows the key and the value."""
     kind, context = details["type"], details.get("ctx", {})
     if (cause := context.get("error")) is not None:
         return str(cause)
@@ -220,7 +222,7 @@ def meaning_of(details: ErrorDetails) -> str:
     if kind == "union_tag_invalid":
         return f"is not allowed; write {context['expected_tags'].replace(chr(39), '')}"
     if kind == "string_pattern_mismatch" and context["pattern"] == STREAM_NAME:
-        return "is no stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
+        return "is not a stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
     if kind in _BOUNDS:
         word, bound = _BOUNDS[kind]
         return f"is {word} {context[bound]}"
@@ -245,9 +247,9 @@ def _is_part_of_a_name(details: ErrorDetails) -> bool:
 
 
 def _mapping_to_write(details: ErrorDetails) -> str:
-    """Return what to write instead of a value that should be a mapping: its required keys.
+    """Return a hint for a value that should be a mapping: the required keys, and the allowed keys.
 
-    If the value fits the only required key, it is included.
+    If a single key is required and the value fits it, the hint contains the value.
     """
     model = _model_at(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
@@ -259,8 +261,8 @@ def _mapping_to_write(details: ErrorDetails) -> str:
 
 
 def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path as in the YAML. Pydantic also puts the chosen union members into the path; these are removed."""
-    return _walked(location)[0]
+    """Return the path as in the YAML, without the union members that pydantic adds."""
+    return _walk(location)[0]
 
 
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
@@ -276,12 +278,12 @@ def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
 
 def _unknown_key(location: Sequence[int | str]) -> str:
     allowed = _allowed_keys(location[:-1])
-    meant = _meant(location)
+    meant = _closest_key(location)
     hint = f"; did you mean {meant}?" if meant else ""
     return f"is an unknown key{hint} (allowed: {', '.join(allowed)})"
 
 
-def _meant(location: Sequence[int | str]) -> str | None:
+def _closest_key(location: Sequence[int | str]) -> str | None:
     """Return the allowed key that is most similar to an unknown key; None if none is similar."""
     close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
     return close[0] if close else None
@@ -295,17 +297,17 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
 
 
 def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
-    (model,) = _members(_walked(location)[1])
+    (model,) = _members(_walk(location)[1])
     return cast("type[BaseModel]", model)
 
 
 def _union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union in a location; empty if there is none. Unions of formats do not count."""
-    found = next((n for n in range(len(location)) if len(_members(_walked(location[:n])[1])) > 1), 0)
+    """Return the path of the first union in a location; empty without a union. The union of formats is ignored."""
+    found = next((n for n in range(len(location)) if len(_members(_walk(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 
 
-def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
+def _walk(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
     """Return the path without union members, and the type that is expected there.
 
     Pydantic adds the chosen member after the path of each union.

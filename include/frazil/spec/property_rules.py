@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SET_BY_FRAZIL = {
     "bootstrap.servers": "write source.bootstrap-servers",
     "isolation.level": "frazil reads committed records only",
-    "auto.offset.reset": "frazil never jumps over records; a new stream's start is source.start",
+    "auto.offset.reset": "frazil never skips records; set where a new stream begins with source.start",
     "enable.partition.eof": "frazil needs it to find the end of a range",
     "group.id": "offsets live in the table, and there is no consumer group to join",
     "enable.auto.commit": "offsets live in the table",
@@ -29,8 +29,8 @@ JAVA_ONLY = {
     "sasl.jaas.config": "write sasl.username and sasl.password",
     "sasl.login.callback.handler.class": "write sasl.oauthbearer.method and its properties",
     "security.providers": "leave it out",
-    "key.deserializer": "leave it out: source.format says how a record is read",
-    "value.deserializer": "leave it out: source.format says how a record is read",
+    "key.deserializer": "leave it out: source.format defines how a record is read",
+    "value.deserializer": "leave it out: source.format defines how a record is read",
     "ssl.truststore.location": "write ssl.ca.location, the path of a PEM file",
     "ssl.truststore.password": "leave it out: a PEM file of ssl.ca.location has none",
     "ssl.truststore.type": "leave it out: ssl.ca.location is a PEM file",
@@ -58,7 +58,7 @@ def is_secret(key: str) -> bool:
 
 
 def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield consumer properties that frazil sets itself or that librdkafka does not have."""
+    """Yield a problem for each consumer property that frazil sets itself or that librdkafka does not have."""
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
@@ -68,14 +68,14 @@ def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def servers(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem if the brokers' addresses cannot be parsed. Addresses with references are not checked."""
+    """Yield the problem of brokers' addresses that cannot be parsed. Addresses with references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
 
 
 def secrets(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield secrets that are written as values, not as references."""
+    """Yield a problem for each secret that is written as a value, not as a reference."""
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
             if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
@@ -107,7 +107,7 @@ def _secret(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def references(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield references that cannot be parsed, and references in places where they are not resolved."""
+    """Yield a problem for each reference that cannot be parsed or that is in a key where it is not resolved."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -116,13 +116,13 @@ def references(spec: StreamSpec) -> Iterator[Problem]:
         if message := problem_in(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
-        yield Problem("table.location", spec.table.location, "holds a reference, which a location does not allow")
+        yield Problem("table.location", spec.table.location, "contains a reference, which a location does not allow")
     elif spec.table.location and (what := location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, what)
 
 
 def table_properties(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield table properties that are secrets, that frazil sets itself, or whose values Iceberg does not accept."""
+    """Yield a problem for each table property that is a secret, is set by frazil, or has an invalid value."""
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
         if is_secret(key):
@@ -154,6 +154,6 @@ def pages(spec: StreamSpec) -> Iterator[Problem]:
         return
     path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader refuses booleans in pages of v2"
     if booleans := [column.name for column in spec.columns if column.type == "boolean"]:
-        yield Problem(path, "v2", f"cannot be had with {', '.join(booleans)}: {unread}")
+        yield Problem(path, "v2", f"cannot be used with {', '.join(booleans)}: {unread}")
     elif spec.evolution.mode != "off":
-        yield Problem(path, "v2", f"cannot be had with evolution, which may add a boolean: {unread}")
+        yield Problem(path, "v2", f"cannot be used with evolution, which may add a boolean: {unread}")

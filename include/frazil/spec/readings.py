@@ -19,11 +19,11 @@ NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield readings of columns that are not possible, each with the reason."""
+    """Yield a problem for each setting with which a column cannot be read."""
     if spec.source.columns:
         for column in spec.columns:
             for key in column.reading():
-                what = "describes a record's field, and a transform makes this column; move it to source.schema"
+                what = "describes a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
     read: dict[FieldPath, str] = {}
@@ -31,77 +31,91 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         if column.name in spec.beside_value or column.name == spec.rest:
             how = "a key or header" if column.name in spec.beside_value else "all other fields"
             for key in column.reading():
-                what = f"is for a field of the value, and the column keeps {how}; leave it out"
+                what = f"applies to fields of the value, but this column keeps {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
             continue
-        if reason := _not_readable(spec, column):
+        if reason := _from_problem(spec, column):
             yield Problem(f"{place}.{column.name}.from", column.from_, reason)
-        for key, value, reason in _not_possible(spec, column):
+        for key, value, reason in _conversion_problems(spec, column):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
         for path, other in read.items():
             length = min(len(path), len(column.path))
             if path[:length] == column.path[:length]:
                 named = column if column.from_ else next(c for c in spec.record_columns if c.name == other)
-                what = f"is read by the column {other if named is column else column.name} too; let one column have it"
+                what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
                 yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
         read[column.path] = column.name
 
 
-def _not_readable(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
-    """Return why a column cannot have its `from`; None if it can, or has none."""
+def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
+    """Return why a column's `from` is not possible; None if it is, or if the column does not have one."""
     if column.from_ is None:
         return None
     declared = spec.source.format
     if declared.type == "csv":
-        return "is for records whose fields have names; name the column in source.format.columns at its place"
+        return (
+            "needs records whose fields have names; for csv, list the column at its position in source.format.columns"
+        )
     if declared.type not in NAMED_FIELDS:
-        return f"is for records whose fields have names, and source.format is {declared.type}; leave it out"
+        return f"needs records whose fields have names, but source.format is {declared.type}; leave it out"
     if envelope := envelope_of(declared):
         if column.name in envelope.metadata:
-            return "is for fields of the row, and envelope.metadata fills this column; leave it out"
+            return "applies to fields of the row, but envelope.metadata fills this column; leave it out"
         if len(column.path) > 1:
-            return "leads into a value, and an envelope's rows are compared by column; name one field of `after`"
+            return "refers to a nested field, but an envelope's rows are compared by column; name a field of `after`"
     if column.name in key_fields(spec):
         return (
-            "is not possible for a key that tombstones have in their own fields; let the column have the field's name"
+            "is not possible for a key column that the fields of a tombstone's key fill; name the column like the field"
         )
     dropped = spec.sensitive.dropped if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
     if any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped):
-        return "is a sensitive field that is dropped; take the column out, or protect it in another way"
+        return "is a sensitive field that is dropped; remove the column, or protect the field in another way"
     return None
 
 
-def _not_possible(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
-    """Yield which conversions a column cannot have: the key, its value, and the reason."""
+def _conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
+    """Yield each conversion that is not possible for a column: its key, its value, and the reason."""
     declared = spec.source.format
     reading = column.reading(spec.cast)
     conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
     for key in [key for key in conversions if key != "default"] if declared.type == "csv" else ():
-        instead = "; let source.format.null name the text of null" if key == "null-if" else ""
-        yield key, reading[key], f"is for values with types, and source.format is csv{instead}, or use a transform"
+        instead = "set source.format.null instead, or use a transform" if key == "null-if" else "use a transform"
+        yield key, reading[key], f"cannot be used with source.format csv, whose values have no types; {instead}"
     for key in conversions if declared.type in {"string", "bytes"} else ():
-        yield key, reading[key], f"is for records whose fields have names, and source.format is {declared.type}"
+        yield (
+            key,
+            reading[key],
+            f"needs records whose fields have names, but source.format is {declared.type}; leave it out",
+        )
     if envelope_of(declared) and "cast" in reading:
-        yield "cast", "lenient", "is of no use in an envelope: its types are those of the source's table; leave it out"
+        yield (
+            "cast",
+            "lenient",
+            "has no effect in an envelope, whose types are those of the source's table; leave it out",
+        )
     if "<" in column.type:
         written = {"cast": column.cast == "lenient", "null-if": column.null_if, "default": column.default is not None}
         for key in [key for key, is_written in written.items() if is_written]:
-            yield key, None, f"is for single values, and the column is {column.type}; read its fields with `from`"
+            yield (
+                key,
+                None,
+                f"needs a column of a primitive type, but this one is {column.type}; read its fields with `from`",
+            )
         return
     kind = column.type.partition("(")[0]
     if column.rounding and kind != "decimal":
-        yield "rounding", column.rounding, f"is for a decimal, and the column is {column.type}; leave it out"
+        yield "rounding", column.rounding, f"needs a decimal, but the column is {column.type}; leave it out"
     elif column.rounding and "cast" not in reading:
         yield "rounding", column.rounding, "needs cast: lenient"
     if column.name in spec.key and (column.default is not None or column.null_if):
         key = "default" if column.default is not None else "null-if"
-        yield key, None, "is not for a column of the key, which each record must have; leave it out"
-    if column.type and column.default is not None and not _is_of(column.default, kind, column.unit):
-        yield "default", column.default, f"is no value of a column of type {column.type}"
+        yield key, None, "cannot be used for a key column, which each record must have; leave it out"
+    if column.type and column.default is not None and not _has_form_of(column.default, kind, column.unit):
+        yield "default", column.default, f"is not a valid value for a column of type {column.type}"
 
 
-def _is_of(value: object, kind: str, unit: str | None) -> bool:
+def _has_form_of(value: object, kind: str, unit: str | None) -> bool:
     """Return whether a JSON value has the form of a type's values. Its content is checked when records are read."""
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)

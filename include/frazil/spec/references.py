@@ -96,7 +96,7 @@ def environment_names(spec: StreamSpec) -> frozenset[str]:
 
 
 def problem_in(text: str) -> str | None:
-    """Return why some reference in a text cannot be parsed, as the end of a sentence; None if all can be."""
+    """Return why a reference in the text cannot be parsed, as the end of a sentence; None if all references can."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -137,7 +137,7 @@ def _connection_field(connection: str, field: str, environment: Mapping[str, str
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """Return a connection's fields and extras by name. `text` has either of Airflow's two formats, JSON or URI."""
+    """Map names to a connection's fields and extras. `text` is in one of Airflow's two formats, JSON or URI."""
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, TypeError):
@@ -150,7 +150,7 @@ def _from_json(text: str) -> dict[str, Any]:
     extra = declared.get("extra") or {}
     extra = json.loads(extra) if isinstance(extra, str) else extra
     if not isinstance(extra, dict):
-        raise TypeError("extra is no mapping")
+        raise TypeError("extra is not a mapping")
     fields = {name: declared.get(name) for name in _FIELDS}
     fields["port"] = None if fields["port"] is None else str(fields["port"])
     return extra | {name: value for name, value in fields.items() if value is not None}

@@ -35,7 +35,7 @@ _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
-_LINES = "makes several rows of a record, which have no order among them; leave it out with "
+_LINES = "makes several rows from a record, whose order is undefined; leave it out with "
 _SEVERAL_TABLES = (
     "could send rows of one record to several tables, and audits and backfills count a table's records by offset; "
     "let each record be one row"
@@ -66,7 +66,7 @@ REFUSED = (
         "mode: upsert",
         "commit.align",
         ("watermark",),
-        "holds rows of open windows back, which an upsert could not change there; leave it out",
+        "keeps rows of open windows on a branch, where an upsert cannot change them; leave it out",
     ),
     Refusal("mode: upsert", "source.format.lines", ("true",), f"{_LINES}mode: upsert"),
     Refusal("mode: upsert", "transform", ("unnest",), f"{_LINES}mode: upsert"),
@@ -74,19 +74,19 @@ REFUSED = (
         "mode: upsert",
         "distribution",
         ("hash", "auto"),
-        "is of no use: the tasks that merge have whole partitions already; leave it out",
+        "has no effect: each task that merges already has whole partitions; leave it out",
     ),
     Refusal(
         "dedupe",
         "mode",
         ("upsert",),
-        "has one row of each key anyway, so that dedupe is for mode: append; leave it out",
+        "already has one row per key, and dedupe needs mode: append; leave dedupe out",
     ),
     Refusal(
         "dedupe",
         "commit.align",
         ("watermark",),
-        "holds rows of open windows back on a branch, where dedupe does not look; leave one of them out",
+        "keeps rows of open windows on a branch, which dedupe does not search; leave one of them out",
     ),
     Refusal("dedupe", "source.format.lines", ("true",), f"{_LINES}dedupe"),
     Refusal("dedupe", "transform", ("unnest",), f"{_LINES}dedupe"),
@@ -94,7 +94,7 @@ REFUSED = (
         "dedupe",
         "coordinates",
         ("false",),
-        "leaves nothing that tells which of two rows came first; keep the coordinates, or leave dedupe out",
+        "removes the columns that show which of two rows came first; keep the coordinates, or leave dedupe out",
     ),
     Refusal(
         "dedupe", "evolution", ("full",), "may make a column of the key optional; use additive, or leave dedupe out"
@@ -103,7 +103,7 @@ REFUSED = (
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield combinations of settings in the declaration that are not possible."""
+    """Yield a problem for each combination of settings that is not possible."""
     for feature, place, values, why in REFUSED:
         if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
             yield Problem(place, declared, why)

@@ -44,10 +44,10 @@ def _master(value: str) -> str:
     if value in {LOCAL, YARN} or _STANDALONE.fullmatch(value) or _KUBERNETES.fullmatch(value):
         return value
     if value.startswith("local"):
-        raise ValueError(f"is not {LOCAL}; resources.cores says how many tasks run at once on this host")
+        raise ValueError(f"is not {LOCAL}; resources.cores sets how many tasks run concurrently on this host")
     if value.startswith("yarn"):
-        raise ValueError(f"is not {YARN}; HADOOP_CONF_DIR says where the ResourceManager is")
-    raise ValueError(f"is no master; write {_MASTERS}")
+        raise ValueError(f"is not {YARN}; HADOOP_CONF_DIR has the ResourceManager's address")
+    raise ValueError(f"is not a master; write {_MASTERS}")
 
 
 def _is_loopback(host: str) -> bool:
@@ -104,9 +104,7 @@ class Resources(Model):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether all masters of a standalone cluster listen on this host's loopback, so that its workers run on this
-        host too.
-        """
+        """Whether all masters of a standalone cluster listen on loopback, so that its workers run on this host."""
         if not self.master.startswith("spark://"):
             return False
         hosts = [address.rpartition(":")[0] for address in self.master.removeprefix("spark://").split(",")]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 VALUE = "{value}"
 MAX_VALUE_CHARACTERS = 200
-"""Largest number of characters of a value for which a table is created."""
+"""Maximum length of a routing value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Largest number of a value's characters that a table's name contains; some catalogs allow only 128 in a whole name."""
+"""Maximum number of a routing value's characters in a table name. Some catalogs limit the whole name to 128."""
 MAX_LIMIT = 10_000
 ROUTABLE = frozenset({"string", "int", "long"})
-"""Types of the columns whose values can name tables."""
+"""Types of the columns that can select tables."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
@@ -73,21 +73,21 @@ class Route(Model):
 
     @field_validator("tables")
     @classmethod
-    def _identifiers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+    def _check_identifiers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name, identifier in value.items():
             if not _IDENTIFIER.fullmatch(identifier):
-                raise ValueError(f"has {identifier!r} for {name!r}, which is no identifier; write namespace.table")
+                raise ValueError(f"has {identifier!r} for {name!r}, which is not an identifier; write namespace.table")
         return value
 
     @field_validator("template")
     @classmethod
-    def _whole_template(cls, value: str | None) -> str | None:
+    def _check_template(cls, value: str | None) -> str | None:
         if value is not None and not _TEMPLATE.fullmatch(value):
             raise ValueError("is not like namespace.{value}, with {value} once, in the table's name")
         return value
 
     @model_validator(mode="after")
-    def _complete(self) -> Route:
+    def _check_fields(self) -> Route:
         if self.by == "topic" and self.name is not None:
             raise ValueError("has a name, which by: topic does not use; leave it out")
         if self.by != "topic" and not self.name:
@@ -99,7 +99,7 @@ class Route(Model):
         return self
 
     def made_table(self, value: str) -> str:
-        """Return the identifier of the table that the template creates for a value. Each value has its own table."""
+        """Return the table that the template creates for a routing value. Each value has its own table."""
         if self.template is None:
             raise AssertionError("only a template makes tables")
         return self.template.replace(VALUE, name_part(value))
@@ -119,11 +119,10 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def name_part(value: str) -> str:
-    """Return the part of a table's name that stands for a value.
+    """Return the part of a table's name that represents a routing value.
 
-    A plain value is used unchanged. For any other value, it is the value's plain characters and a hash. Different
-    values have different names, unless their 48-bit hashes collide. A plain value that ends like a hash gets a hash
-    too.
+    A plain value is used unchanged. Any other value is represented by its plain characters and a hash, and so is a
+    plain value that ends like a hash. Different values have different names unless their 48-bit hashes collide.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -132,7 +131,7 @@ def name_part(value: str) -> str:
 
 
 def plain_value(route: Route, identifier: str) -> str | None:
-    """Return the value for which a table was created; None if the table's name does not show it unchanged."""
+    """Return the routing value of a created table; None if the table's name does not contain it unchanged."""
     if route.template is None:
         return None
     before, _, after = route.template.partition(VALUE)
@@ -141,12 +140,12 @@ def plain_value(route: Route, identifier: str) -> str | None:
 
 
 def value_property(stream: str) -> str:
-    """Return the name of the table property that stores the value for which the template created a table."""
+    """Return the name of the table property that stores the routing value of a table that the template created."""
     return f"frazil.route.{stream}"
 
 
 def may_have_made(route: Route, identifier: str) -> bool:
-    """Return whether the template could create this identifier. Only the table's properties show whether it did."""
+    """Return whether the template could have created this table. Only the table's properties show whether it did."""
     if route.template is None:
         return False
     before, _, after = route.template.partition(VALUE)
@@ -155,7 +154,7 @@ def may_have_made(route: Route, identifier: str) -> bool:
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield conflicts of the route with other parts of the declaration."""
-    yield from _in_one_step(spec)
+    yield from _atomic_problems(spec)
     if (route := spec.route) is None:
         return
     yield from _source(spec, route)
@@ -166,7 +165,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     yield from _windows(spec, route)
 
 
-def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:
+def _atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield problems of the list of tables in `commit.atomic`."""
     if isinstance(spec.commit.atomic, bool):
         return
@@ -177,7 +176,7 @@ def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:
         return
     for identifier in spec.commit.atomic:
         if identifier not in {*named, spec.table.identifier, spec.dead_letter_table}:
-            what = f"is no table of the stream, and none of route.tables{did_you_mean(identifier, named)}"
+            what = f"is neither a table of the stream nor in route.tables{did_you_mean(identifier, named)}"
             yield Problem("commit.atomic", identifier, f"{what}; add it there")
 
 
@@ -187,7 +186,7 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
             known = did_you_mean(identifier, dict.fromkeys(route.tables.values()))
             yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
         elif spec.window is None:
-            what = "cannot be signalled, for no window of the stream completes; declare complete: hour or day"
+            what = "cannot be signalled, because no window of the stream ever completes; declare complete: hour or day"
             yield Problem("route.complete", identifier, what)
 
 
@@ -213,12 +212,12 @@ def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _numbers(route: Route, column: str) -> Iterator[Problem]:
-    """Yield route values that no record can have, because they are not written like numbers of the column."""
+    """Yield a problem for each routing value that no record can have, because it is not a canonical integer."""
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))
         except ValueError:
-            yield Problem("route.tables", value, f"is not a whole number, like each value of the column {column} is")
+            yield Problem("route.tables", value, f"is not an integer, but the column {column} has integers")
         else:
             if value != number:
                 yield Problem("route.tables", value, f"is never a value of the column {column}; write {number}")

@@ -32,10 +32,7 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def never_complete(spec: StreamSpec) -> str:
-    """Return the message that no window of the stream's table is ever signalled.
-
-    It says what to declare to change that.
-    """
+    """Return the message that no window of the stream's table ever completes, and what to declare instead."""
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):
         declare = f"name it in route.complete of stream {spec.name!r}"

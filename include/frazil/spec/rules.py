@@ -1,6 +1,4 @@
-"""Rules about a declared stream, and about its schema together with its other parts. Pure; reports all problems at
-once.
-"""
+"""Rules about a declared stream, and about its schema together with its other parts. Pure; reports all problems."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_o
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.readings import NAMED_FIELDS
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
-from frazil.spec.types import UNREADABLE, Map, parse_type, places_of, type_at
+from frazil.spec.types import UNREADABLE, Map, find_type_paths, parse_type, type_at
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[
 
 
 def _overlaps(need: str, wrong: str) -> bool:
-    if need == "schema":  # single columns of it may be wrong
+    if need == "schema":  # individual columns may be wrong
         return wrong == need
     return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
 
@@ -46,7 +44,7 @@ def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
         (place, name, reason)
         for column in spec.columns
         for name, reason in UNREADABLE.items()
-        for place in places_of(name, parse_type(column.type), f"schema.{column.name}")
+        for place in find_type_paths(name, parse_type(column.type), f"schema.{column.name}")
     ]
     found += [
         (f"schema.{column.name}", column.type, OF_ICEBERG)
@@ -89,7 +87,11 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
     declared = {column.name: column.type for column in spec.columns}
     if name == "kafka_timestamp" and spec.coordinates:
         if spec.event_time.unit != "iso":
-            yield Problem("event-time.unit", spec.event_time.unit, "has no meaning: Kafka keeps this time by itself")
+            yield Problem(
+                "event-time.unit",
+                spec.event_time.unit,
+                "cannot be set for kafka_timestamp, whose unit is fixed; leave it out",
+            )
     elif name not in declared:
         yield Problem("event-time", name, f"is not a column of the schema{did_you_mean(name, declared)}")
     elif declared[name] not in {"timestamptz", "timestamp", ""}:
@@ -106,7 +108,7 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
         if column.unit is None:
             continue
         if column.type not in {"timestamptz", "timestamp", ""}:
-            what = f"is the unit of a time, and the column is {column.type}; make it timestamptz, or leave the unit out"
+            what = f"is the unit of a time, but the column is {column.type}; make it timestamptz, or leave the unit out"
             yield Problem(f"schema.{column.name}.unit", column.unit, what)
         if column.name == spec.event_time.column and spec.event_time.unit not in {"iso", column.unit}:
             what = f"differs from the column's own unit, {column.unit}; keep one"
@@ -117,7 +119,7 @@ def _transform(spec: StreamSpec) -> Iterator[Problem]:
     """Yield problems of the fields from which a transform computes the columns. The SQL itself is checked by DuckDB."""
     if spec.transform is None:
         if spec.source.columns:
-            yield Problem("source.schema", None, "is for transform; declare that, or leave it out")
+            yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")
         return
     seen: set[str] = set()
     for column in spec.record_columns:
@@ -152,14 +154,16 @@ def _as_json(spec: StreamSpec) -> Iterator[Problem]:
             if found is None:
                 yield Problem(place, name, f"is not in the column, which is {column.type}")
             elif str(found) != "string":
-                yield Problem(place, "json", f"is for a string, and {name} is of type {found}; make it a string")
+                yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
-                yield Problem(place, "json", f"is for values, and {name} is the key of a map; leave it out")
+                yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
             elif column.name in spec.beside_value:
-                what = "is for values, and the column keeps a key or header, whose text is kept as it is; leave it out"
+                what = (
+                    "cannot be used for a column that keeps a key or header, whose text is not converted; leave it out"
+                )
                 yield Problem(place, "json", what)
             elif spec.source.format.type not in NAMED_FIELDS:
-                what = f"is for fields with types, and source.format is {spec.source.format.type}; leave it out"
+                what = f"needs fields with types, but source.format is {spec.source.format.type}; leave it out"
                 yield Problem(place, "json", what)
 
 
@@ -179,13 +183,19 @@ def _rest(spec: StreamSpec) -> Iterator[Problem]:
     if column.required:
         yield Problem("rest", name, "is not null, and a record may have no other fields; leave not null out")
     if column.as_ is not None:
-        yield Problem(f"schema.{name}.as", "json", "is not for the column of rest, which is JSON anyway; leave it out")
+        yield Problem(
+            f"schema.{name}.as", "json", "cannot be used for the column of rest, which is always JSON; leave it out"
+        )
     if name in spec.beside_value:
         yield Problem("rest", name, "is filled by a key or a header already; name another column")
     if name in spec.key:
-        yield Problem("rest", name, "is a column of the key, which a record must name; name another column")
+        yield Problem("rest", name, "is a key column, which must be a field of its own; name another column")
     if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
-        yield Problem("rest", name, "is a sensitive field; sensitive fields are never kept there, so take it out")
+        yield Problem(
+            "rest",
+            name,
+            "is a sensitive field; sensitive fields are never kept there, so remove it from sensitive.fields",
+        )
 
 
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
@@ -227,7 +237,7 @@ def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
     kind = "string" if isinstance(declared, StringFormat) else "binary"
     filled = {column.name: column.type for column in spec.record_columns if column.name not in spec.beside_value}
     if len(filled) != 1:
-        what = f"fills one column, but those that neither key nor header fills are: {', '.join(filled) or 'none'}"
+        what = f"fills one column, but these columns are not filled by key or headers: {', '.join(filled) or 'none'}"
         yield Problem("source.format", declared.type, what)
         return
     ((name, of_type),) = filled.items()
@@ -246,10 +256,10 @@ def _csv(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.record_columns:
         if column.name in spec.beside_value:
             if column.name in fields:
-                what = "is filled by a key or a header, and not by a field; rename the field"
+                what = "is filled by a key or header, not by a field of the line; rename the field"
                 yield Problem("source.format.columns", column.name, what)
         elif "<" in column.type:
-            what = "cannot be one field of a line; source.format: csv fills columns without types inside"
+            what = "cannot be read from one field of a line; source.format: csv needs columns of primitive types"
             yield Problem(f"schema.{column.name}", column.type, what)
         elif fields and column.name not in fields:
             yield Problem("source.format.columns", None, f"does not name the column {column.name}")
@@ -271,7 +281,7 @@ def _aligned(spec: StreamSpec) -> Iterator[Problem]:
         what = f"waits for windows to complete, but the stream has none; partition by {terms}, or declare complete"
         yield Problem("commit.align", spec.commit.align, what)
     elif not set(fine) & set(spec.event_time_partitions):
-        what = f"needs partition-by {terms}, so that each file lies in one {spec.window}, the window that completes"
+        what = f"needs partition-by {terms}, so that each file belongs to one {spec.window}"
         yield Problem("commit.align", spec.commit.align, what)
 
 
@@ -292,7 +302,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
     r = spec.resources
     if r.on_cluster:
         if r.cores % r.executor_cores:
-            what = f"does not divide resources.cores, {r.cores}: executors are alike, and have that many cores together"
+            what = f"does not divide resources.cores, {r.cores}: executors are alike, and that is their total"
             yield Problem("resources.executor-cores", r.executor_cores, what)
         if "spark.master" in r.spark:
             yield Problem("resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master")
@@ -314,14 +324,18 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
     if "spark.archives" in r.spark and r.package:
         yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")
     if not r.on_cluster and r.package:
-        yield Problem("resources.package", r.package, "is for executors of a cluster, but resources.master is local[*]")
+        yield Problem(
+            "resources.package",
+            r.package,
+            "is only used by executors of a cluster, but resources.master is local[*]; leave it out",
+        )
 
 
 def _driver_in_cluster(spec: StreamSpec) -> Iterator[Problem]:
     """Yield problems of a driver in the cluster, in addition to those of executors in a cluster."""
     r = spec.resources
     if spec.application is not None:
-        what = "is not for streams that share an application: its driver is a process of the host that supervises it"
+        what = "cannot be used in a shared application, whose driver runs on the supervisor's host; leave it out"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
     if r.manager is ClusterManager.KUBERNETES and r.package:
         what = "does not reach a driver's pod: install frazil in its image"

@@ -1,4 +1,4 @@
-"""Models of sensitive fields in a stream's records, and of the protected values that tables store."""
+"""Models of the sensitive fields in a stream's records, and of how they are protected."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Protection(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _alone(cls, value: object) -> object:
+    def _expand_short_form(cls, value: object) -> object:
         return {"as": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _of_masks_alone(self) -> Protection:
+    def _check_keep_last(self) -> Protection:
         if self.keep_last and self.as_ != "mask":
             raise ValueError(f"has keep-last, which {self.as_} does not use; leave it out")
         return self
@@ -65,7 +65,7 @@ class Sensitive(Model):
 
     @field_validator("fields")
     @classmethod
-    def _whole_names(cls, value: Mapping[str, Protection]) -> Mapping[str, Protection]:
+    def _check_names(cls, value: Mapping[str, Protection]) -> Mapping[str, Protection]:
         if any(not all(part.strip() for part in name.split(".")) for name in value):
             raise ValueError("has a name with an empty part; write column, or column.field")
         return value
@@ -99,11 +99,11 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         if how.as_ == "drop" and (found is not None or types.type_at(lower, name.lower().split("."))):
             yield Problem(place, "drop", "is a column of the schema; take it out of the schema")
         elif how.as_ == "drop" and isinstance(types.type_at(lower, name.lower().split(".")[:1]), types.Primitive):
-            yield Problem(place, "drop", "is within a column that is no struct, which would keep it")
+            yield Problem(place, "drop", "is within a column that is not a struct, which would keep it")
         elif how.as_ != "drop" and found is None:
             yield Problem(place, how.as_, f"is not a column of the schema{did_you_mean(name, columns)}")
         elif how.as_ != "drop" and str(found) != "string":
-            what = f"is for text, and the column is {found}; let the record have text there, or drop the field"
+            what = f"needs a string, and the column is {found}; let records have a string there, or drop the field"
             yield Problem(place, how.as_, what)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")

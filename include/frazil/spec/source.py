@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from frazil.spec.addresses import servers_problem
-from frazil.spec.column import Column, columns_of
+from frazil.spec.column import Column, convert_columns
 from frazil.spec.formats import Format, Header, JsonFormat, Key
 from frazil.spec.topics import TopicPattern, regular_expression
 from frazil.spec.values import Model, Properties, Start, YamlForm
@@ -33,8 +33,8 @@ class Source(Model):
     columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
         default=(),
         alias="schema",
-        description="With `transform`: the fields of a record, written as the columns of `schema`. By default a record "
-        "has the columns of `schema`.",
+        description="With `transform`: the fields of a record, in the same syntax as `schema`. By default the columns "
+        "of `schema`.",
     )
     key: Key | None = Field(default=None, description="The column that keeps a record's key.")
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
@@ -66,34 +66,34 @@ class Source(Model):
 
     @field_validator("bootstrap_servers", mode="before")
     @classmethod
-    def _one_text(cls, value: object) -> object:
+    def _refuse_list(cls, value: object) -> object:
         if isinstance(value, list):
             texts = ",".join(part if isinstance(part, str) else "" for part in value)
             if servers_problem(texts):
                 texts = "host:port,host:port"  # what was written may hold credentials
-            raise ValueError(f"is a list; write one text, with commas: {texts}")  # noqa: TRY004
+            raise ValueError(f"is a list; write one string, with commas: {texts}")  # noqa: TRY004
         return value
 
     @field_validator("columns", mode="before")
     @classmethod
-    def _columns_by_name(cls, value: object) -> object:
-        return columns_of(value)
+    def _convert_columns(cls, value: object) -> object:
+        return convert_columns(value)
 
     @field_validator("topic_pattern")
     @classmethod
-    def _regular_expression(cls, value: str | None) -> str | None:
+    def _check_topic_pattern(cls, value: str | None) -> str | None:
         if value is not None:
             regular_expression(value)
         return value
 
     @field_validator("topics", mode="before")
     @classmethod
-    def _one_topic(cls, value: object) -> object:
+    def _wrap_single_topic(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
     @field_validator("topics")
     @classmethod
-    def _distinct_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for topic in value:
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
                 raise ValueError(f"names the topic {topic!r}; Kafka allows letters, digits, '.', '_' and '-'")

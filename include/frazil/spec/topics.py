@@ -15,24 +15,22 @@ _OPTIONS.log_errors = False
 def regular_expression(text: str) -> Any:
     """Compile a pattern that a user wrote. Raises ValueError if RE2 does not support it.
 
-    Python's `re` is not used, because it backtracks: a match may take forever while it holds the interpreter's lock,
-    and no signal ends it. RE2 takes time linear in the length of the text.
+    Python's `re` backtracks: a match may take forever while it holds the interpreter's lock, and SIGTERM cannot end it.
+    RE2 takes time linear in the length of the string.
     """
     try:
         return re2.compile(text, _OPTIONS)
     except (re2.error, UnicodeEncodeError) as error:
-        said = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not UTF-8"
+        reason = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not UTF-8"
         raise ValueError(
-            f"is not a regular expression of RE2's: {said}. RE2 has no look-around, back references, possessive "
-            "quantifiers or counts above 1000"
+            f"is not a regular expression that RE2 supports: {reason}. RE2 has no look-around, back references, "
+            "possessive quantifiers or counts above 1000"
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern(Container[str]):
-    """A regular expression that must match a whole topic name. It never matches Kafka's own topics, which begin with
-    `__`.
-    """
+    """A regular expression that must match a whole topic name. Kafka's own topics (`__…`) never match."""
 
     text: str
 

@@ -47,7 +47,7 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
 
 
 def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
-    """Return a filter for rows with values from `lowest` to `greatest`. A bound that all values meet is left out.
+    """Return a filter for rows with values from `lowest` to `greatest`. A bound that all values meet is omitted.
 
     PyIceberg maps a filter to partitions with the value just beyond the bound, and raises if the type has no such
     value.

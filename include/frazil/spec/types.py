@@ -27,7 +27,7 @@ PRIMITIVES = (
 ALLOWED = ", ".join((*PRIMITIVES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>"))
 
 MAX_DECIMAL_PRECISION = 38
-"""Largest decimal precision (Iceberg specification, primitive types)."""
+"""Maximum decimal precision (Iceberg specification, primitive types)."""
 
 UNREADABLE = {
     "time": (
@@ -85,8 +85,8 @@ _SQL_NAMES = {
     )
 }
 """SQL types with names of several words, as tokens separated by one space."""
-SQL_TOKENS = 8
-"""Number of tokens that are compared with such a name: those of `timestamp ( 6 ) without time zone`, and one more."""
+MAX_SQL_TOKENS = 8
+"""Maximum number of tokens compared with such a name: one more than `timestamp ( 6 ) without time zone` has."""
 MAX_NESTING = 50
 
 
@@ -145,7 +145,7 @@ class Map:
 Type = Primitive | Struct | List | Map
 
 
-def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
+def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
     """Yield the dotted paths at which the primitive type `name` occurs in `kind`.
 
     `where` is the path of `kind` itself.
@@ -156,18 +156,16 @@ def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
                 yield where
         case Struct():
             for field in kind.fields:
-                yield from places_of(name, field.type, f"{where}.{field.name}")
+                yield from find_type_paths(name, field.type, f"{where}.{field.name}")
         case List():
-            yield from places_of(name, kind.element, f"{where}.element")
+            yield from find_type_paths(name, kind.element, f"{where}.element")
         case Map():
-            yield from places_of(name, kind.key, f"{where}.key")
-            yield from places_of(name, kind.value, f"{where}.value")
+            yield from find_type_paths(name, kind.key, f"{where}.key")
+            yield from find_type_paths(name, kind.value, f"{where}.value")
 
 
 def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """Return the type of a column, or of a field within it, at the path of Iceberg's full name; None if it does not
-    exist.
-    """
+    """Return the type at a path, the parts of Iceberg's full name of a column or field; None if it does not exist."""
     found = columns.get(path[0])
     for part in path[1:]:
         match found:
@@ -195,9 +193,9 @@ def parse_type(text: str) -> Type:
     Raises ValueError with the part that cannot be parsed and the allowed types. For a type of another system
     (`varchar`, `bigint`), the error has Iceberg's name of the type.
     """
-    reader = _Reader(_tokens(text))
-    parsed = reader.type()
-    reader.end()
+    parser = _Parser(_tokens(text))
+    parsed = parser.parse_type()
+    parser.check_end()
     return parsed
 
 
@@ -207,13 +205,15 @@ def _tokens(text: str) -> list[str]:
     while position < len(stripped):
         match = _TOKEN.match(stripped, position)
         if match is None:
-            raise ValueError(f"has {stripped[position:].strip()[0]!r}, which no Iceberg type has; allowed: {ALLOWED}")
+            raise ValueError(
+                f"has {stripped[position:].strip()[0]!r}, which no Iceberg type contains; allowed: {ALLOWED}"
+            )
         tokens.append(match[0].strip())
         position = match.end()
     return tokens
 
 
-class _Reader:
+class _Parser:
     """Recursive-descent parser for the tokens of one type."""
 
     def __init__(self, tokens: list[str]) -> None:
@@ -221,8 +221,8 @@ class _Reader:
         self._position = 0
         self._nesting = 0
 
-    def type(self) -> Type:
-        self._no_sql()
+    def parse_type(self) -> Type:
+        self._check_not_sql()
         name = self._next("a type")
         if self._peek() == "<":
             return self._nested(name)
@@ -234,12 +234,9 @@ class _Reader:
             return Primitive(name)
         raise _unknown(name)
 
-    def _no_sql(self) -> None:
-        """Refuse an SQL type with a name of several words, with a clear error.
-
-        The parser would only refuse the second word.
-        """
-        rest = " ".join(self._tokens[self._position : self._position + SQL_TOKENS])
+    def _check_not_sql(self) -> None:
+        """Raise a clear ValueError for an SQL type of several words. The parser would only reject the second word."""
+        rest = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):
                 written = re.sub(r" \( \d+ \)", "", found[0])
@@ -257,7 +254,7 @@ class _Reader:
         self._nesting -= 1
         return made
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         if rest := self._tokens[self._position :]:
             raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
@@ -276,7 +273,7 @@ class _Reader:
     def _field(self) -> Field:
         name = self._next("a field's name", any_name=True)
         self._take(":")
-        field_type = self.type()
+        field_type = self.parse_type()
         required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == [
             "not",
             "null",
@@ -286,21 +283,21 @@ class _Reader:
 
     def _list(self) -> List:
         self._take("<")
-        element = self.type()
-        self._may_be_null("an element of a list", f"list<{element}>")
+        element = self.parse_type()
+        self._check_no_not_null("an element of a list", f"list<{element}>")
         self._take(">")
         return List(element)
 
     def _map(self) -> Map:
         self._take("<")
-        key = self.type()
+        key = self.parse_type()
         self._take(",")
-        value = self.type()
-        self._may_be_null("a map's value", f"map<{key}, {value}>")
+        value = self.parse_type()
+        self._check_no_not_null("a map's value", f"map<{key}, {value}>")
         self._take(">")
         return Map(key, value)
 
-    def _may_be_null(self, what: str, instead: str) -> None:
+    def _check_no_not_null(self, what: str, instead: str) -> None:
         if [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]:
             raise ValueError(f"has 'not null', but {what} may always be null; write {instead}")
 
@@ -332,25 +329,27 @@ class _Reader:
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
-            raise ValueError(f"has {token!r} where {wanted} should be; allowed: {ALLOWED}" if token else self._short())
+            raise ValueError(
+                f"has {token!r} where {wanted} should be; allowed: {ALLOWED}" if token else self._end_message()
+            )
         self._position += 1
         return token
 
     def _take(self, mark: str) -> None:
         if self._peek() != mark:
-            raise ValueError(f"has {self._peek()!r} where {mark!r} should be" if self._peek() else self._short())
+            raise ValueError(f"has {self._peek()!r} where {mark!r} should be" if self._peek() else self._end_message())
         self._position += 1
 
     def _number(self) -> int:
         token = self._peek()
         if token is None or not token.isdecimal():
-            raise ValueError(f"has {token!r} where a whole number should be" if token else self._short())
+            raise ValueError(f"has {token!r} where an integer should be" if token else self._end_message())
         self._position += 1
         return int(token)
 
     @staticmethod
-    def _short() -> str:
-        return f"ends too early; in a YAML {{…}} or […], quote a type that holds a comma (allowed: {ALLOWED})"
+    def _end_message() -> str:
+        return f"ends too early; in a YAML {{…}} or […], quote a type that contains a comma (allowed: {ALLOWED})"
 
 
 def _unknown(name: str) -> ValueError:
@@ -361,11 +360,11 @@ def _unknown(name: str) -> ValueError:
         return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")
     if lower in _JSON:
         return ValueError(
-            f"has {name!r}, which is no Iceberg type. Write {{type: string, as: json}} for any value, or a type for "
-            "known fields: struct<name: type>, list<type> or map<string, type>"
+            f"has {name!r}, which is not an Iceberg type. Write {{type: string, as: json}} for any value, or a type "
+            "for known fields: struct<name: type>, list<type> or map<string, type>"
         )
     if lower in _FORMAT_3:
         return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")
     close = get_close_matches(lower, [*PRIMITIVES, "decimal", "fixed", "struct", "list", "map"], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return ValueError(f"has {name!r}, which is no Iceberg type{hint} (allowed: {ALLOWED})")
+    return ValueError(f"has {name!r}, which is not an Iceberg type{hint} (allowed: {ALLOWED})")

@@ -8,8 +8,8 @@ from datetime import timedelta
 from decimal import Decimal
 
 LONGEST = timedelta(days=100_000)
-"""Limit of durations: Python cannot wait for longer than 292 years."""
-LARGEST_BYTES = 2**60
+"""Maximum duration: Python cannot wait for longer than 292 years."""
+MAX_SIZE_BYTES = 2**60
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
@@ -39,7 +39,7 @@ def counted(number: int, noun: str, verb: str = "") -> str:
 
 
 def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
-    """Return the first `limit` sentences; if there are more, also their number: `a`, `b`, `and 3 more tables`."""
+    """Return the first `limit` sentences and, if any remain, how many: `a`, `b`, `and 3 more tables`."""
     more = len(sentences) - limit
     return [*sentences[:limit], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
 
@@ -47,8 +47,7 @@ def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
 def parse_duration(value: object) -> timedelta:
     """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. A timedelta is returned unchanged.
 
-    Raises ValueError with the allowed forms. A number without a unit is refused, because its unit could only be
-    guessed.
+    Raises ValueError with the allowed forms. A number without a unit is refused, because its unit is ambiguous.
     """
     if isinstance(value, timedelta):
         duration = value
@@ -80,8 +79,8 @@ def parse_bytes(value: object) -> int:
             "is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB: 128MiB, 1GB"
         )
     size = Decimal(match[1] or match[2]) * _BYTES[match[3] or "B"]
-    if size > LARGEST_BYTES:
-        raise ValueError(f"is too large; a size is at most {format_bytes(LARGEST_BYTES)}")
+    if size > MAX_SIZE_BYTES:
+        raise ValueError(f"is too large; a size is at most {format_bytes(MAX_SIZE_BYTES)}")
     return int(size)
 
 

@@ -40,15 +40,17 @@ class Delete(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _tombstones_alone(cls, value: object) -> object:
+    def _expand_short_form(cls, value: object) -> object:
         return {TOMBSTONES: True} if value == TOMBSTONES else value
 
     @model_validator(mode="after")
-    def _whole(self) -> Delete:
+    def _check_fields(self) -> Delete:
         if self.column is None and not self.tombstones:
-            raise ValueError("names nothing that tells a delete; write tombstones, or {column: op, values: [d]}")
+            raise ValueError(
+                "does not specify which records are deletes; write tombstones, or {column: op, values: [d]}"
+            )
         if (self.column is None) == bool(self.values):
-            raise ValueError("needs both a column and the values of it that mean a delete")
+            raise ValueError("needs both a column and its values that mean a delete")
         return self
 
 
@@ -56,16 +58,16 @@ How = Literal["auto", "copy-on-write", "merge-on-read"]
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of an upsert stream. For an append stream, yield settings that only an upsert stream may have."""
+    """Yield problems of an upsert stream or, for an append stream, of settings that only an upsert stream may have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
-            what = "has changes of rows, which an append would keep next to each other; add mode: upsert and a key"
+            what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
             yield Problem("source.format.envelope", None, what)
         for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
             if value:
-                yield Problem(name, None, "is for mode: upsert; add that, or leave it out")
+                yield Problem(name, None, "needs mode: upsert; add that, or leave this out")
         if spec.merge != "auto":
-            yield Problem("merge", spec.merge, "is for mode: upsert; add that, or leave it out")
+            yield Problem("merge", spec.merge, "needs mode: upsert; add that, or leave this out")
         return
     columns = {column.name: column for column in spec.columns}
     if not spec.key:
@@ -79,7 +81,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]) -> Iterator[Problem]:
-    """Yield why columns cannot be a key. `where` is the dotted path at which the key is declared."""
+    """Yield a problem for each column that cannot be part of a key. `where` is the key's path in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -102,7 +104,7 @@ def _order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     elif column.type and column.type.partition("(")[0] not in ORDERED:
         yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERED)}")
     elif spec.sensitive and name in spec.sensitive.kept:
-        yield Problem("order-by", name, "is a sensitive field: what is kept of it has another order")
+        yield Problem("order-by", name, "is a sensitive field, and its protected values have another order")
 
 
 def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
@@ -118,7 +120,7 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
         elif column.type:
             for index, value in enumerate(delete.values):
                 if type(value) is not kind:
-                    what = f"is no value of the column {name}, which is {column.type}"
+                    what = f"is not a value of the column {name}, which is {column.type}"
                     yield Problem(f"delete.values.{index}", value, what)
     if key_fields(spec) and not _has_fields(spec):
         what = (
@@ -153,14 +155,14 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
         if (column := columns.get(name)) is None:
             yield Problem(place, path, f"is not a column of the schema{did_you_mean(name, columns)}")
         elif name in spec.key:
-            yield Problem(place, path, "is of the key, which rows have themselves")
+            yield Problem(place, path, "is a key column, which the row itself fills; leave it out")
         elif path == POSITION:
             if column.type not in {"string", ""}:
-                yield Problem(place, path, f"is a text, and the column is {column.type}; make it string")
+                yield Problem(place, path, f"is a string, and the column is {column.type}; make it string")
             elif column.required:
                 yield Problem(place, path, "is null for a snapshot's rows, and the column is not null; let it be null")
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
-            what = f"is no field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
+            what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)
 
 
@@ -171,21 +173,21 @@ def _transactions(spec: StreamSpec) -> Iterator[Problem]:
     place = "source.format.envelope.transactions"
     if len(spec.source.topics) != 1:
         yield Problem(
-            place, topic, "needs one topic of events, source.topics, in which transactions lie in their order"
+            place, topic, "needs exactly one topic of events in source.topics, so that transactions are in order"
         )
     elif topic in spec.source.topics:
         yield Problem(place, topic, "is the topic of events itself; the connector has another one for transactions")
     if isinstance(spec.source.format, AvroFormat) and spec.source.format.registry is None:
         yield Problem(place, topic, "needs a registry: records of that topic have a schema of their own")
     if spec.order_by is None:
-        what = "needs order-by: events that a connector sends again would show part of an older transaction"
+        what = "needs order-by: otherwise events that a connector repeats would show part of an older transaction"
         yield Problem(place, topic, what)
 
 
 def _reserved(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield columns whose names a change needs for the Kafka coordinates of its record."""
+    """Yield a problem for each column whose name change files use for Kafka coordinates."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:
-                what = "has the name of a column that a change keeps of its record; rename it"
+                what = "has the name of a column that each change stores about its record; rename it"
                 yield Problem(f"schema.{column.name}", column.type or None, what)

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
 from pydantic_core import core_schema
 
-from frazil.spec.units import LARGEST_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
+from frazil.spec.units import MAX_SIZE_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
 from frazil.timetext import parse_moment
 
 MAX_PERCENT = 99
 MAX_TEXT_CHARACTERS = 100_000
-"""Largest number of characters of any text in a declaration, unless its key has a lower limit; certificates and schemas
-are the longest texts.
+"""Maximum length of any string in a declaration, unless its key has a lower limit. Certificates and schemas are
+the longest strings.
 """
 MAX_DESCRIPTION_CHARACTERS = 10_000
 
@@ -58,7 +58,7 @@ def _start(value: object) -> object:
 
 
 def _moment(value: object, besides: str = "") -> datetime:
-    """Parse a time with a time zone. A time without one is refused: it would differ between machines."""
+    """Parse a time. Refuses a time without a zone, whose meaning would differ between machines."""
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -78,7 +78,7 @@ def _texts(value: object) -> object:
     }
 
 
-def _no_switch(value: object) -> object:
+def _refuse_boolean(value: object) -> object:
     """Refuse booleans, because pydantic would accept `true` as 1."""
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
@@ -87,11 +87,10 @@ def _no_switch(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Marks an `int` of a declaration as an integer from `minimum` to `maximum`, by default the limit of Spark and
-    Iceberg.
+    """Restricts an `int` of a declaration to `minimum` to `maximum`, by default the limit of Spark and Iceberg.
 
-    Bounds belong here and not in the key's `Field`. Otherwise pydantic loses them, in its check or its JSON Schema, if
-    there are two upper bounds, or one next to a validator.
+    Bounds are set here, because pydantic loses some bounds of a key's `Field`, in its check or its JSON Schema. That
+    happens with two upper bounds, or with one and a validator.
     """
 
     minimum: int = 1
@@ -99,7 +98,7 @@ class Whole:
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(
-            _no_switch, core_schema.int_schema(ge=self.minimum, le=self.maximum)
+            _refuse_boolean, core_schema.int_schema(ge=self.minimum, le=self.maximum)
         )
 
 
@@ -122,7 +121,7 @@ _DURATION_JSON = WithJsonSchema({"type": "string", "pattern": r"^(0|(\d+(\.\d+)?
 _BYTES_JSON = WithJsonSchema(
     {
         "anyOf": [
-            {"type": "integer", "minimum": 1, "maximum": LARGEST_BYTES},
+            {"type": "integer", "minimum": 1, "maximum": MAX_SIZE_BYTES},
             {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "examples": ["128MiB"]},
         ]
     }
@@ -170,8 +169,9 @@ Properties = Annotated[
 
 
 class Model(BaseModel):
-    """Base of all declared models. Fields are snake_case in Python and kebab-case in YAML. Unknown keys are errors, and
-    every text has a maximum length.
+    """Base of all declared models. Fields are snake_case in Python and kebab-case in YAML.
+
+    Unknown keys are errors, and every string has a maximum length.
     """
 
     model_config = ConfigDict(

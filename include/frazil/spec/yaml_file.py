@@ -13,27 +13,30 @@ from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
 MAX_BYTES = 4 * 2**20
-"""Largest size of a declaration in bytes; no declaration that a person writes is larger."""
+"""Maximum size of a declaration in bytes. Larger files are not declarations."""
 
 MAX_NESTING = 50
-"""Largest nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
+"""Maximum nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
 MAX_REPEATED = 100_000
-"""Largest number of nodes that aliases may repeat. Aliases of aliases would multiply a few lines without end."""
+"""Maximum number of nodes that aliases may repeat. Aliases of aliases multiply a few lines exponentially."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers. Keys are always
-    text.
+    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers.
+
+    Keys are always strings.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is text, no list or mapping", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be text, not a list or mapping", key.start_mark
+                )
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.value in seen:
@@ -77,13 +80,15 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise SpecError(f"{path}: {where}{problem}{_hint(error, text.splitlines())}") from None
     except yaml.reader.ReaderError as error:
         line = text.partition(chr(error.character))[0].count("\n") + 1  # `position` counts bytes, or characters
-        raise SpecError(f"{path}: line {line}: holds the control character {error.character:#04x}; remove it") from None
+        raise SpecError(
+            f"{path}: line {line}: contains the control character {error.character:#04x}; remove it"
+        ) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's constructors raise these
-        raise SpecError(f"{path}: is not YAML that can be read: {' '.join(str(error).split())}") from None
+        raise SpecError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if loaded is None and path.name.startswith("_"):  # what all streams of the folder share may be nothing
         return {}
     if not isinstance(loaded, dict):
-        raise SpecError(f"{path}: holds no mapping; write keys with their values, such as source: …")
+        raise SpecError(f"{path}: is not a mapping; write keys with their values, such as source: …")
     return loaded
 
 
@@ -94,7 +99,7 @@ def _text(path: Path) -> str:
         content = path.read_bytes()
         return content.decode()
     except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such file") from None
+        raise SpecError(f"{path}: the file does not exist") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise SpecError(f"{path}: line {line}: is not UTF-8 text ({error.reason}); save the file as UTF-8") from None
@@ -121,17 +126,17 @@ def _check_size(text: str) -> None:
             anchored[event.anchor] = 1
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in anchors:
-                raise yaml.YAMLError(f"its aliases repeat what they are in: *{event.anchor}")
+                raise yaml.YAMLError(f"its aliases include a value that contains itself: *{event.anchor}")
             sizes[-1] += anchored.get(event.anchor, 1)
             repeated += anchored.get(event.anchor, 1)
         if len(sizes) > MAX_NESTING + 1:
-            raise yaml.YAMLError(f"it is nested over {MAX_NESTING} levels deep")
+            raise yaml.YAMLError(f"it is nested more than {MAX_NESTING} levels deep")
         if repeated > MAX_REPEATED:
             raise yaml.YAMLError(f"its aliases repeat more than {MAX_REPEATED:,} values; write fewer aliases")
 
 
 def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
-    """Return a suggestion how to correct an error, if the error or its line suggests one; otherwise an empty string."""
+    """Return a hint for correcting the error; empty if neither the error nor its line suggests one."""
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     place = mark.line if mark else 0
     before, line = ["", *lines, ""][place : place + 2]

@@ -85,14 +85,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
     ("content", "words"),
     [
         (b"\x80\x02binary", "rides.yaml: line 1: is not UTF-8 text"),
-        (b"name: rides\n\x00", "rides.yaml: line 2: holds the control character 0x00"),
+        (b"name: rides\n\x00", "rides.yaml: line 2: contains the control character 0x00"),
         (b"name: rides\n" + b"x" * 5_000_000, "5,000,012 bytes"),
-        (b"[" * 50_000, "nested over"),
+        (b"[" * 50_000, "nested more than"),
         (
             b"name: rides\nsource: http://x\ntable: 5\nschema: no\nevent-time: {}\n",
             "source: 'http://x' is not a mapping",
         ),
-        (b"", "holds no mapping"),
+        (b"", "is not a mapping"),
     ],
     ids=["binary", "nul", "huge", "deep", "wrong", "empty"],
 )

@@ -20,7 +20,7 @@ from frazil.cli.main import COMMANDS, frazil, main
 from frazil.cli.output import progress
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
-from frazil.ingest.sealing import Secret
+from frazil.ingest.sealing import Sealer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import find_stream, load_stream
 from tests.made_batches import MadeStream
@@ -95,7 +95,7 @@ def test_tokens_have_their_texts(streams: Path) -> None:
     declared = find_stream(streams, "made").sensitive
     assert declared is not None
     assert declared.secret is not None
-    token = Secret.of(declared.secret, os.environ).token("4711")
+    token = Sealer.of(declared.secret, os.environ).token("4711")
     assert reported(streams, "reveal", "made", token) == {"stream": "made", "texts": {token: "4711"}}
 
 

@@ -238,8 +238,8 @@ def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: P
     sent: list[tuple[int, int]] = []
     follower = run.Follower(tmp_path)
 
-    def ending(_: int, *, within_s: float) -> None:
-        assert within_s
+    def ending(_: int, *, timeout_s: float) -> None:
+        assert timeout_s
         follower._forward_signal(signal.SIGTERM, None)
 
     writer = os.fork()

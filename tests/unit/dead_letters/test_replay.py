@@ -37,7 +37,7 @@ from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
-from frazil.ingest.sealing import OMITTED, SEALED, Secret, place_of
+from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
@@ -229,7 +229,7 @@ SECRET = "a secret of the tests"
 
 
 def _sealed(value: bytes, offset: int) -> bytes:
-    return Secret(SECRET).sealed(value, place_of("events", 0, offset, "value"))
+    return Sealer(SECRET).sealed(value, place_of("events", 0, offset, "value"))
 
 
 def protected(live: Any, dead_letters: str) -> StreamSpec:
@@ -246,7 +246,7 @@ def test_encrypted_dead_letters_are_replayed_with_their_secret_alone_and_land_pr
 ) -> None:
     opened = open_stream(protected(live, "encrypt"))
     monkeypatch.setenv("TEST_SECRET", SECRET + "!")
-    with pytest.raises(SpecError, match=r"the dead letter of events\[0\]@0 value was encrypted with another secret"):
+    with pytest.raises(SpecError, match=r"the dead letter of events\[0\]@0 value was encrypted with a different"):
         replay(opened, Selection())
     monkeypatch.setenv("TEST_SECRET", SECRET)
     assert read_backfill(live.table().properties, "events") is None, "nothing has begun"
@@ -254,7 +254,7 @@ def test_encrypted_dead_letters_are_replayed_with_their_secret_alone_and_land_pr
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
     landed = live.table().scan("kafka_offset < 10", selected_fields=("note",)).to_arrow()["note"].to_pylist()
-    assert set(landed) == {Secret(SECRET).hashed("x")}
+    assert set(landed) == {Sealer(SECRET).hashed("x")}
     left = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert all(row["value"].startswith(SEALED) for row in left)
     for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):

@@ -71,13 +71,13 @@ def test_events_are_ordered_where_their_source_has_a_log_that_tells_it(
 ) -> None:
     text, spec = proposed(changes(**source))
     assert spec.order_by == order_by
-    assert ("No event has a place" in text) == (order_by is None)
+    assert ("No event has a position" in text) == (order_by is None)
 
 
 def test_without_keys_of_records_the_key_is_called_a_guess() -> None:
     text, spec = proposed(changes(keyed=False))
     assert spec.key == ("id",)
-    assert "key: [id]    # a guess: no key of a record tells it" in text
+    assert "key: [id]    # a guess: the record keys do not show it" in text
 
 
 def test_records_that_only_name_a_field_so_are_rows_as_ever() -> None:

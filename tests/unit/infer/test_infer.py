@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from demo.flights import messages, read_flights
 from frazil.errors import SpecError
-from frazil.infer.encoding import encoding_of
+from frazil.infer.encoding import find_encoding
 from frazil.infer.proposal import Named, proposal
 from frazil.infer.sample import Record, Sample
 from frazil.ingest.beside_value import value_schema
@@ -331,7 +331,7 @@ def test_whatever_objects_a_topic_has_the_proposal_is_valid(records: list[dict[s
 def test_whatever_bytes_a_topic_has_the_proposal_is_valid_or_refused(values: list[bytes]) -> None:
     of = sample(values)
     try:
-        encoding_of(of)
+        find_encoding(of)
     except SpecError:
         return
     _, spec = proposed(of)

@@ -180,7 +180,7 @@ def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeR
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"schema": '"string"'}, "the registry's schema is no record, but string"),
+        ({"schema": '"string"'}, "the registry's schema is not a record, but string"),
         ({"schema": "{"}, "is not a valid Avro schema"),
         ({"schema": "[", "schemaType": "JSON"}, "several types for t: AVRO, JSON"),
         ({"schema": "", "schemaType": "PROTOBUF"}, "several types for t: AVRO, PROTOBUF"),
@@ -253,7 +253,7 @@ def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves
         "extra": "double",
     }
     assert spec.units == {"ts_ms": "ms"}
-    assert "said: date    # the schema says string, all that was seen is a date" in text
+    assert "said: date    # string in the schema, but each sampled value is a date" in text
     assert "extra: double    # not in the schema" in text
     assert "# self: no column of one type can hold" in text
     assert "# mixed: no column of one type can hold" in text
@@ -269,7 +269,7 @@ def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
 
 def test_protobuf_is_said_to_be_left_to_a_user() -> None:
     written = Registered(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
-    with pytest.raises(SpecError, match="are of type PROTOBUF, from which infer proposes nothing"):
+    with pytest.raises(SpecError, match="are of type PROTOBUF, which infer does not support"):
         proposal(sample(framed(1, b"\0x")), Named("t", "demo.t"), written)
 
 

@@ -154,21 +154,21 @@ def test_captured_changes_have_values_that_mean_null_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("column", "form", "more", "said"),
     [
-        ({"type": "struct<a: int>", "cast": "lenient"}, "json", {}, "is for single values, and the column is struct<a: int>"),
-        ({"type": "int", "rounding": "half-up"}, "json", {}, "is for a decimal"),
+        ({"type": "struct<a: int>", "cast": "lenient"}, "json", {}, "needs a column of a primitive type, but this one is struct<a: int>"),
+        ({"type": "int", "rounding": "half-up"}, "json", {}, "needs a decimal"),
         ({"type": "decimal(5, 2)", "rounding": "half-up"}, "json", {}, "needs cast: lenient"),
-        ({"type": "list<int>", "null-if": [1]}, "json", {}, "is for single values"),
-        ({"type": "int", "cast": "lenient"}, "csv", {}, "source.format is csv"),
+        ({"type": "list<int>", "null-if": [1]}, "json", {}, "needs a column of a primitive type"),
+        ({"type": "int", "cast": "lenient"}, "csv", {}, "cannot be used with source.format csv"),
         ({"type": "int", "null-if": ["-"]}, "csv", {}, "source.format.null"),
         ({"type": "string", "default": "x"}, "string", {}, "source.format is string"),
-        ({"type": "int", "default": "x"}, "json", {}, "is no value of a column of type int"),
-        ({"type": "string", "default": 1}, "json", {}, "is no value of a column of type string"),
+        ({"type": "int", "default": "x"}, "json", {}, "is not a valid value for a column of type int"),
+        ({"type": "string", "default": 1}, "json", {}, "is not a valid value for a column of type string"),
         ({"type": "string", "default": "x"}, "json", {"rest": "x"}, "keeps all other fields"),
         (
             {"type": "int", "cast": "lenient"},
             {"type": "json", "envelope": "debezium"},
             {"mode": "upsert", "key": "y"},
-            "its types are those of the source's table",
+            "whose types are those of the source's table",
         ),
     ],
 )  # fmt: skip

@@ -230,9 +230,9 @@ def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
 @pytest.mark.parametrize(
     ("columns", "form", "more", "said"),
     [
-        ({"x": {"type": "int", "from": "a.b"}, "y": {"type": "int", "from": "a"}}, "json", {}, "is read by the column x too"),
-        ({"x": {"type": "int", "from": "y"}, "y": "int"}, "json", {}, "is read by the column y too"),
-        ({"x": {"type": "int", "from": "y"}}, "csv", {}, "name the column in source.format.columns"),
+        ({"x": {"type": "int", "from": "a.b"}, "y": {"type": "int", "from": "a"}}, "json", {}, "is also read by the column x"),
+        ({"x": {"type": "int", "from": "y"}, "y": "int"}, "json", {}, "is also read by the column y"),
+        ({"x": {"type": "int", "from": "y"}}, "csv", {}, "list the column at its position in source.format.columns"),
         ({"x": {"type": "string", "from": "y"}}, "string", {}, "source.format is string"),
         ({"x": {"type": "string", "from": "y"}}, "json", {"source": {"key": {"column": "x"}}}, "keeps a key or header"),
         ({"x": {"type": "string", "from": "y"}}, "json", {"rest": "x"}, "keeps all other fields"),
@@ -242,13 +242,13 @@ def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
             {"x": {"type": "int", "from": "a.b"}, "k": "int not null"},
             {"type": "json", "envelope": "debezium"},
             {"mode": "upsert", "key": "k"},
-            "one field of `after`",
+            "name a field of `after`",
         ),
         (
             {"k": {"type": "int", "from": "a", "required": True}},
             "json",
             {"mode": "upsert", "key": "k", "delete": "tombstones"},
-            "let the column have the field's name",
+            "name the column like the field",
         ),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ import yaml
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder, quoter
-from frazil.ingest.shape import sentence_of
+from frazil.ingest.shape import range_error_text
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_json_texts import declared as of_columns
@@ -119,7 +119,7 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
     if beyond := out_of_range(decoded.rows):
-        words = sentence_of(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
+        words = range_error_text(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
         return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     return f"`{_shown(decoded.rows['x'].to_pylist()[0])}`"
 

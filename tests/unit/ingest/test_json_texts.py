@@ -227,7 +227,7 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
 @pytest.mark.parametrize(
     ("schema", "more", "message"),
     [
-        ({"x": {"type": "int", "as": "json"}}, {}, "schema.x.as: 'json' is for a string, and x is of type int"),
+        ({"x": {"type": "int", "as": "json"}}, {}, "schema.x.as: 'json' needs a string, but x is of type int"),
         (
             {"x": {"type": "string", "as": {"y": "json"}}},
             {},
@@ -236,14 +236,14 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
         (
             {"x": {"type": "map<string, string>", "as": {"key": "json"}}},
             {},
-            "schema.x.as: 'json' is for values, and x.key is the key of a map",
+            "schema.x.as: 'json' cannot be used for x.key, which is the key of a map",
         ),
         (
             {"x": JSON},
             {"source": {"key": {"column": "x"}}},
-            "schema.x.as: 'json' is for values, and the column",
+            "schema.x.as: 'json' cannot be used for a column",
         ),
-        ({"x": JSON}, {"form": "csv"}, "schema.x.as: 'json' is for fields with types, and source.format is csv"),
+        ({"x": JSON}, {"form": "csv"}, "schema.x.as: 'json' needs fields with types, but source.format is csv"),
     ],
 )
 def test_what_cannot_be_kept_as_json_is_refused(schema: dict[str, Any], more: dict[str, Any], message: str) -> None:

@@ -562,7 +562,7 @@ def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() 
 
 
 def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers._unfit.cache_clear()
+    readers._slow_reader_reason.cache_clear()
     at = {"bootstrap.servers": "127.0.0.1:1"}
     ranges = [OffsetRange("a", 0, 0, 0)]
     with readers.kafka_reader(at, ranges) as reader:
@@ -585,7 +585,7 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
         raise LibraryUnusable("a message is not laid out as expected")
 
     monkeypatch.setattr(readers, "librdkafka", unfit)
-    readers._unfit.cache_clear()
+    readers._slow_reader_reason.cache_clear()
     at = {"bootstrap.servers": "127.0.0.1:1"}
     for _ in range(2):
         with readers.kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
@@ -593,7 +593,7 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
     assert [r.getMessage().endswith("librdkafka: a message is not laid out as expected") for r in caplog.records] == [
         True
     ]
-    readers._unfit.cache_clear()
+    readers._slow_reader_reason.cache_clear()
 
 
 def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

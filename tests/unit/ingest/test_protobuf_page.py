@@ -10,7 +10,7 @@ import pytest
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.shape import sentence_of
+from frazil.ingest.shape import range_error_text
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from tests.type_tables import COLUMNS, written_types
@@ -68,7 +68,7 @@ def becomes(written: str, octets: str, declared: str, unit: str) -> str:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
     if beyond := out_of_range(decoded.rows):
-        words = sentence_of(beyond[0], value, quote=lambda _, __: None, units={})
+        words = range_error_text(beyond[0], value, quote=lambda _, __: None, units={})
         return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     found = decoded.rows["x"].to_pylist()[0]
     return f"`{found.hex(' ') if isinstance(found, bytes) else found}`"

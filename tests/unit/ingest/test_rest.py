@@ -204,7 +204,7 @@ def test_protobuf_keeps_the_fields_without_a_column_that_have_a_value() -> None:
         ({"rest": "y"}, "rest: 'y' is not a column of the schema"),
         ({"rest": "x"}, "rest: 'x' is a column of type int; make it string"),
         ({"rest": "s"}, "rest: 's' is not null, and a record may have no other fields"),
-        ({"rest": "j"}, "schema.j.as: 'json' is not for the column of rest"),
+        ({"rest": "j"}, "schema.j.as: 'json' cannot be used for the column of rest"),
         ({"rest": "r", "form": "csv"}, "rest: 'r' needs records whose fields have names, and source.format is csv"),
         ({"rest": "r", "source": {"key": {"column": "r"}}}, "rest: 'r' is filled by a key or a header already"),
         ({"rest": "r", "sensitive": {"fields": {"r": "mask"}}}, "rest: 'r' is a sensitive field"),

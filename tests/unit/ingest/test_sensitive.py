@@ -21,7 +21,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult
 from frazil.ingest.headers import packed
-from frazil.ingest.sealing import OMITTED, SEALED, Secret, Unsealer, place_of
+from frazil.ingest.sealing import OMITTED, SEALED, Sealer, Unsealer, place_of
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.stage import UNWRITABLE
 from frazil.ingest.write import TableWriter
@@ -54,13 +54,13 @@ def spec_of(
 
 
 @pytest.fixture
-def secret(monkeypatch: pytest.MonkeyPatch) -> Secret:
+def secret(monkeypatch: pytest.MonkeyPatch) -> Sealer:
     monkeypatch.setenv("TEST_SECRET", SECRET)
-    return Secret(SECRET)
+    return Sealer(SECRET)
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Secret) -> Callable[[StreamSpec], World]:  # noqa: ARG001
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Sealer) -> Callable[[StreamSpec], World]:  # noqa: ARG001
     return lambda spec: World(tmp_path, spec, monkeypatch)
 
 
@@ -83,7 +83,7 @@ def everything(world: World, result: StageResult) -> bytes:
     return pickle.dumps([table.to_pylist() for table in tables]) + json.dumps(result.to_json()).encode()
 
 
-def test_texts_are_masked_hashed_and_tokenized_at_every_level(world: Callable[..., World], secret: Secret):
+def test_texts_are_masked_hashed_and_tokenized_at_every_level(world: Callable[..., World], secret: Sealer):
     spec = spec_of(
         {
             "email": "hash",
@@ -189,7 +189,7 @@ def test_what_cannot_be_decoded_is_said_and_kept_without_its_values(
                 assert Unsealer("${env:TEST_SECRET}", sensitive=True)(row[part], place_of("t", 0, offset, part)) == raw
 
 
-def test_keys_and_headers_as_columns_are_protected_too(world: Callable[..., World], secret: Secret):
+def test_keys_and_headers_as_columns_are_protected_too(world: Callable[..., World], secret: Sealer):
     source = {"bootstrap-servers": "x:1", "topics": "t", "key": {"format": "string", "column": "who"}}
     land = world(spec_of({"who": "hash"}, {"who": "string", "n": "int"}, source=source))
     value = f"{{{TS}}}".encode()
@@ -287,22 +287,22 @@ def test_rows_of_parquet_are_refused(world: Callable[..., World], tmp_path: Path
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_tokens_and_hashes_are_of_one_text_each(one: str, other: str):
-    secret = Secret(SECRET)
+    secret = Sealer(SECRET)
     assert secret.revealed(secret.token(one)) == one
     assert (secret.token(one) == secret.token(other)) == (one == other) == (secret.hashed(one) == secret.hashed(other))
     with pytest.raises(ValueError, match="not a token of this secret"):
-        Secret(SECRET + "!").revealed(secret.token(one))
+        Sealer(SECRET + "!").revealed(secret.token(one))
 
 
 @given(st.binary(max_size=200))
 def test_a_sealed_value_is_read_at_its_place_with_its_secret_alone(value: bytes):
-    secret = Secret(SECRET)
+    secret = Sealer(SECRET)
     sealed = secret.sealed(value, "here")
     assert secret.unsealed(sealed, "here") == value
-    for wrong, place in ((secret, "there"), (Secret(SECRET + "!"), "here")):
-        with pytest.raises(SpecError, match="encrypted with another secret"):
+    for wrong, place in ((secret, "there"), (Sealer(SECRET + "!"), "here")):
+        with pytest.raises(SpecError, match="encrypted with a different secret"):
             wrong.unsealed(sealed, place)
-    with pytest.raises(SpecError, match="encrypted with another secret"):
+    with pytest.raises(SpecError, match="encrypted with a different secret"):
         secret.unsealed(sealed[:-1], "here")
 
 

@@ -24,8 +24,8 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import agent as agents
 from frazil.remote.agent import Agent, Signals
 from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd
+from frazil.remote.driver_inputs import DriverInputs
 from frazil.remote.mirror import Mirror
-from frazil.remote.preparing import Prepared
 from frazil.remote.submitter import submitter
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
@@ -106,7 +106,7 @@ class World:
     def start(self, **wanted: Any) -> threading.Thread:
         """One more agent, in a thread."""
         spec = wanted.pop("spec", self.spec)
-        prepared = Prepared(
+        prepared = DriverInputs(
             spec=spec,
             declared={"name": "ticks"},
             resources=spec.resources,
@@ -122,7 +122,7 @@ class World:
             with Mirror(spec, run_folder("ticks")) as mirror:
                 try:
                     code, error = Agent(prepared, self.cluster, mirror, requested, **wanted).run()
-                    mirror.ended(error if code else None)
+                    mirror.end(error if code else None)
                     self.ended.append(code)
                 except Exception as failure:
                     self.ended.append(failure)

@@ -16,8 +16,8 @@ from frazil.cluster.submission import ClusterDriver
 from frazil.errors import EnvironmentUnusable, SpecError, TopicMissing
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.remote import preparing
-from frazil.remote.preparing import portable, prepare
+from frazil.remote import driver_inputs
+from frazil.remote.driver_inputs import portable, prepare
 from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, spark_submit, submitter
 from frazil.spec.load import load_stream
 from frazil.spec.resources import Resources
@@ -69,7 +69,7 @@ def test_a_pattern_that_matches_no_topic_leaves_no_empty_table_behind(
         def describe(self) -> Topics:
             return Topics(SourceIdentity("c1", {}), ())
 
-    monkeypatch.setattr(preparing, "KafkaOffsets", lambda *a, **k: nullcontext(NoTopics(*a, **k)))
+    monkeypatch.setattr(driver_inputs, "KafkaOffsets", lambda *a, **k: nullcontext(NoTopics(*a, **k)))
     file = tmp_path / "ticks.yaml"
     resources = "resources: {master: 'spark://127.0.0.1:7077', deploy-mode: cluster}\n"
     file.write_text(STREAM.replace("topics: [ticks]", "topic-pattern: 'ticks[.].*'") + resources)

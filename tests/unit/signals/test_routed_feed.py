@@ -143,7 +143,7 @@ def test_a_routed_table_has_windows_only_if_the_route_says_so(tmp_path: Path) ->
     ("wrong", "said"),
     [
         ({"route": {"complete": ["shop.order"]}}, r"is not in route\.tables"),
-        ({"complete": "none"}, "for no window of the stream completes"),
+        ({"complete": "none"}, "because no window of the stream ever completes"),
     ],
 )
 def test_a_table_without_windows_is_refused(wrong: dict[str, Any], said: str) -> None:

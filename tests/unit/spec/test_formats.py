@@ -129,7 +129,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "delimiter",
         {"source": source(format={"type": "csv", "delimiter": "::"})},
-        "'::' is not one ASCII character that is",
+        "'::' is not an ASCII character other than",
     ),
     ("quote", {"source": source(format={"type": "csv", "quote": ","})}, "the same character as delimiter and as quote"),
     (
@@ -149,9 +149,9 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "nested",
         {"source": source(format="csv"), "schema": {"at": "timestamptz", "l": "list<int>"}, "event_time": "at"},
-        "schema.l: 'list<int>' cannot be one field of a line",
+        "schema.l: 'list<int>' cannot be read from one field of a line",
     ),
-    ("one column", {"source": source(format="string")}, "'string' fills one column, but those"),
+    ("one column", {"source": source(format="string")}, "'string' fills one column, but these"),
     (
         "text",
         {"source": source(format="string"), "schema": {"v": "binary"}, "event_time": "kafka_timestamp"},
@@ -171,7 +171,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "unit",
         {"schema": {"a": {"type": "long", "unit": "ms"}, "departed": "timestamptz"}},
-        "schema.a.unit: 'ms' is the unit of a time, and the column is long",
+        "schema.a.unit: 'ms' is the unit of a time, but the column is long",
     ),
     (
         "units",

@@ -27,7 +27,7 @@ Declare = Callable[..., Path]
             {"by": "header", "name": "x", "tables": {"a": "n.a"}, "limit": 3},
             "has allow or limit, which only a template",
         ),
-        ({"by": "header", "name": "x", "tables": {"a": "a"}}, "'a' for 'a', which is no identifier"),
+        ({"by": "header", "name": "x", "tables": {"a": "a"}}, "'a' for 'a', which is not an identifier"),
         ({"by": "header", "name": "x", "template": "n.a"}, "is not like namespace.{value}"),
         ({"by": "header", "name": "x", "template": "{value}.a"}, "is not like namespace.{value}"),
         (
@@ -56,7 +56,7 @@ def test_a_mistake_is_reported_with_its_key(declare: Declare, route: dict[str, A
         ("02", "int", "'02' is never a value of the column carrier; write 2"),
         ("0x1f", "long", "'0x1f' is never a value of the column carrier; write 31"),
         ("1_000", "int", "'1_000' is never a value of the column carrier; write 1000"),
-        ("two", "int", "'two' is not a whole number, like each value of the column carrier is"),
+        ("two", "int", "'two' is not an integer, but the column carrier has integers"),
         ("-2", "int", None),
         ("02", "string", None),
     ],
@@ -113,7 +113,7 @@ def test_streams_that_share_a_routed_table_declare_full_evolution_both_or_neithe
     [
         (["demo.a"], None, "commit.atomic: 'demo.a' lists tables, and the stream names none in route.tables"),
         ([], {"a": "demo.a"}, "commit.atomic: '' lists tables"),
-        (["demo.b"], {"a": "demo.a"}, "commit.atomic: 'demo.b' is no table of the stream, and none of route.tables"),
+        (["demo.b"], {"a": "demo.a"}, "commit.atomic: 'demo.b' is neither a table of the stream nor in route.tables"),
     ],
 )
 def test_a_list_of_tables_for_one_step_names_tables_of_the_route(

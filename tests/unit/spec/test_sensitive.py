@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, StringType, StructType
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.ingest.schema_drift import SchemaDrift
-from frazil.ingest.sealing import Secret
+from frazil.ingest.sealing import Sealer
 from frazil.spec.load import load_stream
 from frazil.stream.evolve import evolve_table, without_hidden
 from frazil.table.catalogs import load_catalog
@@ -31,8 +31,8 @@ HOME = "struct<street: string, city: string>"
     [
         ({"fields": {}}, "sensitive.fields: is empty"),
         ({"fields": {"carier": "mask"}}, "sensitive.fields.carier: 'mask' is not a column of the schema; did you mean"),
-        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' is for text, and the column is int"),
-        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' is for text, and the column is struct"),
+        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' needs a string, and the column is int"),
+        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' needs a string, and the column is struct"),
         ({"fields": {"home.zip": "mask"}}, "sensitive.fields.home.zip: 'mask' is not a column of the schema"),
         (
             {"fields": {"home.street": "drop"}},
@@ -51,7 +51,7 @@ HOME = "struct<street: string, city: string>"
         ({"fields": {"CARRIER": "drop"}}, "sensitive.fields.CARRIER: 'drop' is a column of the schema"),
         (
             {"fields": {"carrier.code": "drop"}},
-            "carrier.code: 'drop' is within a column that is no struct",
+            "carrier.code: 'drop' is within a column that is not a struct",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
 
 def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
     path = declare(sensitive={"fields": {"carrier": "tokenize"}, "secret": "${env:TEST_SECRET}"})
-    tokens = [Secret(SECRET).token(text) for text in ("AA", "Ü")]
+    tokens = [Sealer(SECRET).token(text) for text in ("AA", "Ü")]
     name = load_stream(path).name
 
     def call(*arguments: str, secret: str = SECRET, lines: str = "") -> Any:

@@ -74,7 +74,7 @@ def test_the_name_of_another_system_is_answered_with_icebergs(foreign: str, iceb
         ("strng", "did you mean 'string'"),
         ("decimal(39,2)", "1 to 38"),
         ("decimal(4,5)", "scale"),
-        ("decimal(10", "quote a type that holds a comma"),
+        ("decimal(10", "quote a type that contains a comma"),
         ("fixed[0]", "1 or more"),
         ("timestamp_ns", "format version 3"),
         ("struct<a: int, A: long>", "twice"),

@@ -75,7 +75,7 @@ def test_a_valid_upsert(declared: dict[str, object]) -> None:
         (
             {"key": "id", "delete": {"column": "op", "values": [True]}},
             "delete.values.0",
-            "is no value of the column op",
+            "is not a value of the column op",
         ),
         ({"key": "id", "delete": {"column": "gone", "values": [1]}}, "delete.values.0", "which is boolean"),
         (
@@ -83,8 +83,12 @@ def test_a_valid_upsert(declared: dict[str, object]) -> None:
             "delete.tombstones",
             "needs the key of records",
         ),
-        ({"key": "id", "distribution": "hash"}, "distribution", "is of no use"),
-        ({"key": "id", "commit": {"align": "watermark"}, "partition_by": ["day(at)"]}, "commit.align", "holds rows"),
+        ({"key": "id", "distribution": "hash"}, "distribution", "has no effect"),
+        (
+            {"key": "id", "commit": {"align": "watermark"}, "partition_by": ["day(at)"]},
+            "commit.align",
+            "keeps rows of open windows",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_where_it_stands(declared: dict[str, object], key: str, said: str) -> None:
@@ -95,7 +99,7 @@ def test_what_is_wrong_is_said_where_it_stands(declared: dict[str, object], key:
 def test_what_only_an_upsert_has_is_refused_elsewhere(alone: dict[str, object]) -> None:
     ((key, said),) = found(mode="append", **alone).items()
     assert key in {"key", "order-by", "delete"}
-    assert "is for mode: upsert" in said
+    assert "needs mode: upsert" in said
 
 
 def test_an_append_stream_keeps_its_fingerprint_and_an_upsert_has_one_of_its_own() -> None:
@@ -130,10 +134,10 @@ def test_an_envelope_is_for_an_upsert() -> None:
     ("metadata", "said"),
     [
         ({"noe": "source.lsn"}, "did you mean note?"),
-        ({"id": "source.lsn"}, "is of the key"),
-        ({"at": "position"}, "is a text, and the column is timestamptz"),
-        ({"note": "after.note"}, "is no field of an envelope; it begins with source"),
-        ({"note": "source."}, "is no field of an envelope"),
+        ({"id": "source.lsn"}, "is a key column"),
+        ({"at": "position"}, "is a string, and the column is timestamptz"),
+        ({"note": "after.note"}, "is not a field of an envelope; it begins with source"),
+        ({"note": "source."}, "is not a field of an envelope"),
     ],
 )
 def test_metadata_of_an_envelope_is_checked(metadata: dict[str, str], said: str) -> None:

@@ -327,7 +327,7 @@ STREAM: dict[str, Any] = {
     ("changed", "said"),
     [
         ({"order-by": None}, "needs order-by"),
-        ({"topics": ["a", "b"]}, "needs one topic of events"),
+        ({"topics": ["a", "b"]}, "needs exactly one topic of events"),
         ({"topics": ["shop.transaction"]}, "is the topic of events itself"),
         ({"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": []}'}, "needs a registry"),
     ],

@@ -101,7 +101,7 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     for declaration in declarations:
         declaration.read()
     assert len(requested) == 2 * len(declarations)
-    index.now_s += folder_index.LISTED_FOR_S
+    index.now_s += folder_index.MAX_LISTING_AGE_S
     requested.clear()
     for declaration in declarations:
         declaration.read()
@@ -130,7 +130,7 @@ def test_a_second_file_of_the_stream_is_noticed_with_the_next_listing(
     declaration = Declaration("ticks", streams, clock=times)
     assert isinstance(declaration.read(), Declared)
     (streams / "again.yaml").write_text((streams / "ticks.yaml").read_text())
-    index.now_s += folder_index.LISTED_FOR_S
+    index.now_s += folder_index.MAX_LISTING_AGE_S
     found: Any = declaration.read()
     assert isinstance(found, Unreadable)
     assert "declared twice" in found.problem
@@ -143,4 +143,4 @@ def test_another_file_that_is_broken_changes_nothing(streams: Path, times: Times
     (streams / "broken.yaml").write_text("name: [")
     for _ in range(2):
         assert isinstance(declaration.read(), Declared)
-        index.now_s += folder_index.LISTED_FOR_S
+        index.now_s += folder_index.MAX_LISTING_AGE_S

@@ -14,31 +14,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import (
-    DAG,
-    DayWindow,
-    PartitionedAssetTimetable,
-    RollupMapper,
-    StartOfDayMapper,
-    get_current_context,
-)
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk import DAG, DayWindow, PartitionedAssetTimetable, RollupMapper, StartOfDayMapper, get_current_context
+from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
-from frazil.airflow.declared import declared_streams
+from frazil.airflow.declared import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
-from frazil.airflow.task import task
-from frazil.errors import FrazilError, SpecError
+from frazil.airflow.task import fail_on_user_errors, task
+from frazil.errors import SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
 from frazil.spec.last_valid import Found, find_declared
@@ -71,8 +63,8 @@ def reconcile_dag_id(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Declared:
-    """A declared aggregation, with the grain of its source's windows, or with the problem of its declaration."""
+class _Aggregation:
+    """A declared aggregation with the grain of its source's windows, or with the problem of its declaration."""
 
     name: str
     folder: str
@@ -101,10 +93,9 @@ def daily_dags(
     """
     dags = []
     folder = Path(aggregations)
-    found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    valid = [one.spec for one in declared_streams(Path(streams)) if one.spec]
-    fed = {seen.table.identifier: seen for spec in valid for seen in with_windows(spec)}
-    declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
+    files = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
+    sources = {one.table.identifier: one for spec in valid_specs(Path(streams)) for one in with_windows(spec)}
+    declared = [_read_aggregation(file, sources, Path(streams)) for file in files if not file.removed]
     for one in _refuse_shared_targets(declared):
         dags.append(_daily_dag(one, Path(application), on_failure))
         if one.spec:
@@ -113,37 +104,34 @@ def daily_dags(
     return {dag.dag_id: dag for dag in dags}
 
 
-def _refuse_shared_targets(declared: Sequence[_Declared]) -> list[_Declared]:
-    """Refuse aggregations with the same target, because each would overwrite the other's days."""
-    targets = Counter(found.spec.target for found in declared if found.spec)
-    return [
-        replace(
-            found,
-            spec=None,
-            problem=f"another aggregation has the same target {found.spec.target!r}; change one of them",
-        )
-        if found.spec and targets[found.spec.target] > 1
-        else found
-        for found in declared
-    ]
+def _refuse_shared_targets(declared: Sequence[_Aggregation]) -> list[_Aggregation]:
+    """Replace aggregations with the same target by their problem: each would overwrite the other's days."""
+    targets = Counter(one.spec.target for one in declared if one.spec)
+
+    def refuse_shared(one: _Aggregation) -> _Aggregation:
+        if one.spec is None or targets[one.spec.target] == 1:
+            return one
+        problem = f"another aggregation has the same target {one.spec.target!r}; change one of them"
+        return replace(one, spec=None, problem=problem)
+
+    return [refuse_shared(one) for one in declared]
 
 
-def _declared(file: Found[AggregationSpec], fed: Mapping[str, StreamSpec], streams: Path) -> _Declared:
+def _read_aggregation(file: Found[AggregationSpec], sources: Mapping[str, StreamSpec], streams: Path) -> _Aggregation:
     # A file's odd name must not break the other files' DAGs.
-    found = _Declared(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
+    found = _Aggregation(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
     if (spec := file.spec) is None:
         return found
     try:
-        source = fed.get(spec.source) or streams_of(streams, spec.source)[0]
+        source = sources.get(spec.source) or streams_of(streams, spec.source)[0]
     except SpecError as error:
         return replace(found, problem=str(error))
     if source.window is None:
-        problem = f"{file.path}: source: {never_complete(source)}"
-        return replace(found, problem=problem)
+        return replace(found, problem=f"{file.path}: source: {never_complete(source)}")
     return replace(found, spec=spec, grain=Grain(source.window))
 
 
-def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None) -> DAG:
+def _daily_dag(found: _Aggregation, application: Path, on_failure: OnFailure | None) -> DAG:
     spec = found.spec
     with DAG(
         daily_dag_id(found.name),
@@ -171,7 +159,7 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
     return dag
 
 
-def _reopened_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+def _reopened_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
     with DAG(
         reopened_dag_id(found.name),
         description=f"Runs {daily_dag_id(found.name)} again for a day that got late rows",
@@ -185,7 +173,7 @@ def _reopened_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure
     return dag
 
 
-def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+def _reconcile_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
     asset = again_asset(found.name)
     with DAG(
         reconcile_dag_id(found.name),
@@ -199,7 +187,7 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
     return dag
 
 
-def _profile(display_name: str, found: _Declared, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
+def _profile(display_name: str, found: _Aggregation, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
     tables = [found.spec.source, found.spec.target] if found.spec else []
     marks = ["broken"] if found.problem else []
     return dag_profile(display_name, purpose="daily", tables=tables, marks=marks, on_failure=on_failure, **defaults)
@@ -216,19 +204,17 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Choose the source's snapshot for the run's day from the day's signals.
+    """Choose the source's snapshot for the run's day from the day's signals. Return its id and revisions.
 
-    Skip the day if a quality gate holds one of its windows.
+    Skip the day if a quality gate holds one of its windows, or if an event started the run without need.
     """
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows  # noqa: PLC0415
 
-    with _fail_on_user_errors():
+    with fail_on_user_errors():
         day = _signalled_day(name, aggregations)
         if waiting := held_windows(day.signals):
-            raise AirflowSkipException(
-                f"a quality gate holds {', '.join(waiting)}; {day.day} runs when this is released"
-            )
+            raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}; {day.day} runs after the release")
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
     # As text: readers that parse JSON numbers as floats would round such a large number.
@@ -262,7 +248,7 @@ def again(name: str, aggregations: str) -> None:
     """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
 
-    with _fail_on_user_errors():
+    with fail_on_user_errors():
         day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(f"{day.day} is not complete, or is held by a gate: its first run will read all rows")
@@ -272,19 +258,8 @@ def ask_for_late_days(name: str, aggregations: str) -> None:
     """Send an event for each late day that has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile  # noqa: PLC0415 - as above
 
-    with _fail_on_user_errors():
+    with fail_on_user_errors():
         reconcile(name, Path(aggregations), daily_dag_id(name), get_current_context())
-
-
-@contextmanager
-def _fail_on_user_errors() -> Iterator[None]:
-    """Retry temporary errors; fail the task for good on errors that a user has to correct."""
-    try:
-        yield
-    except FrazilError as error:
-        if error.restartable:
-            raise
-        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +282,7 @@ def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
     return _SignalledDay(spec, day, catalog, day_signals(catalog, spec, day))
 
 
-def _doc_md(found: _Declared) -> str:
+def _doc_md(found: _Aggregation) -> str:
     """Return the DAG's documentation: the declaration, its problem if any, and how to run a day."""
     spec = found.spec
     if spec is None:

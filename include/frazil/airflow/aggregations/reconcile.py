@@ -1,7 +1,8 @@
 """Requests complete days that were never aggregated.
 
-Airflow loses events that arrive while a DAG is paused, and incomplete roll-ups when a mapper changes or a DAG
-disappears. An event that frazil did not send may start a day too early. The signals table has every signal.
+Airflow loses events that arrive while a DAG is paused. It loses partial roll-ups when a partition mapper changes or a
+DAG disappears. An event from another program may start a day's aggregation before the day is complete. This module
+therefore compares runs with the signals table, which has every signal.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Runs = Mapping[str, Sequence[tuple[str, int]]]
 """A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and its time, in
 milliseconds since 1970.
 """
-CLOCKS_APART = timedelta(days=1)
+MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 REQUESTED_DAYS = "frazil.requested-days"
 """Key in the same store: the time of each day's last request, in milliseconds since 1970. Read only if Airflow cannot
 list events.
@@ -58,14 +59,14 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     found = late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
         raise AirflowSkipException(f"no day of {name} has been complete for {spec.within / 2} without being aggregated")
-    since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART
-    runs = _runs(dag_id, [asset, partition_asset(spec.source)], since, context)
-    requested_before = _requested_before(store, found)
+    since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
+    runs = _list_runs(dag_id, [asset, partition_asset(spec.source)], since, context)
+    requested_before = _earlier_requests(store, found)
     if runs is None:
-        if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
+        if unfinished := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
-                f"{dag_id} has unfinished runs ({going_on}) whose days are unknown, because Airflow cannot list events "
-                "while a run that they started is queued"
+                f"{dag_id} has unfinished runs ({unfinished}) whose days are unknown, because Airflow cannot list "
+                "events while a run that they started is queued"
             )
         # The queued run may belong to another, paused DAG. A day whose run failed is then requested again.
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
@@ -82,27 +83,20 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 def days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
     """Return the days that no run covers and that were not requested after `requested_after_ms`. Pure."""
-    return [
-        one
-        for one in waiting
-        if not any(
-            _covers(state, at_ms, one, requested_after_ms=requested_after_ms)
-            for state, at_ms in runs.get(str(one.day), ())
-        )
-    ]
 
+    def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
+        """Whether a run, or an earlier request, makes another request for the day unnecessary.
 
-def _covers(state: str, at_ms: int, one: WaitingDay, *, requested_after_ms: int) -> bool:
-    """Whether a run, or an earlier request, makes another request for the day unnecessary.
+        An unfinished run may still aggregate the day. A run that failed after the day completed has alerted operators,
+        who clear it. A successful run does not count, because it read less than the day's last signal.
+        """
+        if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
+            return True
+        if state == REQUESTED:
+            return at_ms >= max(day.since_ms, requested_after_ms)
+        return state == DagRunState.FAILED and at_ms >= day.since_ms
 
-    An unfinished run may still aggregate the day. A run that failed after the day completed has alerted people, who
-    clear it. A successful run does not count, because it read less than the day's last signal.
-    """
-    if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
-        return True
-    if state == REQUESTED:
-        return at_ms >= max(one.since_ms, requested_after_ms)
-    return state == DagRunState.FAILED and at_ms >= one.since_ms
+    return [day for day in waiting if not any(is_covered(day, *run) for run in runs.get(str(day.day), ()))]
 
 
 def first_day(store: Store) -> date | None:
@@ -111,18 +105,21 @@ def first_day(store: Store) -> date | None:
     try:
         return parse_day(text) if text else None
     except SpecError:
-        log.warning("%s in Airflow's store is not a day and is skipped: %.100r", FIRST, text)
+        log.warning("ignoring %s in Airflow's store, because it is not a day: %.100r", FIRST, text)
         return None
 
 
-def _requested_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """Return the entries of REQUESTED_DAYS for days that are still not aggregated."""
+def _earlier_requests(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+    """Return the entries of REQUESTED_DAYS for the waiting days: the time of the last request, by day."""
     days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
-def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the runs of a DAG that events of these assets started; None if Airflow cannot list the events."""
+def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
+    """Return the requests in these assets' events, and the DAG's runs that the events started.
+
+    None if Airflow cannot list the events.
+    """
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

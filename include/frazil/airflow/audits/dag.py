@@ -117,7 +117,7 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the complete hours before this run. Return the streams with findings, or whose audit failed.
+    """Audit the complete hours before this run, and store the results. Return the streams with findings or an error.
 
     Raises FrazilError if there are several streams and all of their audits failed.
     """
@@ -126,7 +126,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 
     context = get_current_context()
     chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
-    found = audit_all(chosen or names, Path(streams), **_window())
+    found = audit_all(chosen or names, Path(streams), **_audited_hours())
     remember(store, found.audits)
     return found.wrong
 
@@ -138,20 +138,18 @@ def confirm(name: str, streams: str) -> dict[str, Any]:
     """
     from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - as above
 
-    found = audit_hours(name, Path(streams), **_window())
+    found = audit_hours(name, Path(streams), **_audited_hours())
     if found["findings"]:
         get_current_context()["outlet_events"][AUDITS].add(audit_asset(name), extra=found)
     return found
 
 
-def _window() -> dict[str, Any]:
+def _audited_hours() -> dict[str, Any]:
+    """Return the run's end of the audited hours, their number, and the source option, as arguments of the audit."""
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
-    return {
-        "moment": run.logical_date or run.run_after,
-        "hours": params["hours"],
-        "with_source": params["source"],
-    }
+    moment = run.logical_date or run.run_after
+    return {"moment": moment, "hours": params["hours"], "with_source": params["source"]}
 
 
 def report(found: dict[str, Any]) -> None:

@@ -21,20 +21,19 @@ RETENTION = timedelta(days=7)
 
 def audit_findings(store: Store) -> dict[str, str]:
     """Return one sentence for each stream with uncleared findings."""
-    return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_kept(kept)}
+    return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
 def last_audits(store: Store) -> dict[str, str]:
     """Return a sentence about each stream's last audit. A stream that was never audited has none."""
-    return {name: said for name, said in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(said, str)}
+    return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
 def _audit_text(found: Mapping[str, Any]) -> str:
     """Describe an audit: its hours, its findings, and what it could not compare."""
-    wrong, open_ = found["findings"], found.get("not-compared") or "not everything was compared"
-    result = f"{wrong} findings" if wrong else "no findings"
-    left = "" if found["complete"] else f", but {open_}"
-    return f"of commits from {found['from']} to {found['to']}: {result}{left}"
+    not_compared = found.get("not-compared") or "not everything was compared"
+    result = f"{found['findings'] or 'no'} findings" + ("" if found["complete"] else f", but {not_compared}")
+    return f"of commits from {found['from']} to {found['to']}: {result}"
 
 
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
@@ -47,16 +46,18 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     audits = list(audits)
     if audits:
         store.set(LAST_AUDITS_KEY, {**last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}})
-    before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_kept(kept)}
+    before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
     after = dict(before)
     for found in audits:
         stream, kept = found["stream"], before.get(found["stream"])
         if found["findings"]:
             begin, end = found["from"], found["to"]
-            said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
+            sentence = (
+                f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
+            )
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
             with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
-            after[stream] = [*hours, said, *([WITH_KAFKA] if with_kafka else [])]
+            after[stream] = [*hours, sentence, *([WITH_KAFKA] if with_kafka else [])]
         elif kept and (_clears(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
@@ -73,7 +74,8 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
     return datetime.fromisoformat(now) - datetime.fromisoformat(kept[1]) > RETENTION
 
 
-def _is_kept(kept: Any) -> bool:
+def _is_finding(kept: Any) -> bool:
+    """Whether a stored value has the format that `remember` writes. Other users can write to the store too."""
     if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
         return False
     try:

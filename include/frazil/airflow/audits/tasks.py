@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MAX_SENTENCES = 50
 """Maximum number of findings in a result, to limit the load on Airflow's database."""
 
-WITHIN = timedelta(minutes=20)
+AUDIT_TIMEOUT = timedelta(minutes=20)
 """Time limit of a stream's audit in the parallel task. After that, for example if a catalog does not respond, a
 separate task audits the stream.
 """
@@ -36,17 +36,17 @@ the number of findings, and the first findings as sentences. `not-compared` is a
 """
 
 
-class Audited(NamedTuple):
+class AuditResults(NamedTuple):
     """The result of audits of all streams."""
 
     wrong: list[str]
-    """The streams with findings, and those whose audit failed."""
+    """The names of the streams with findings, and of those whose audit failed."""
     audits: list[AuditJson]
 
 
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
-) -> Audited:
+) -> AuditResults:
     """Audit the streams in parallel.
 
     Raises FrazilError if there are several streams and all of their audits failed, which points to a common cause.
@@ -59,7 +59,7 @@ def audit_all(
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = side_by_side(streams, last_audit, within_s=WITHIN.total_seconds())
+    found = side_by_side(streams, last_audit, within_s=AUDIT_TIMEOUT.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)
@@ -70,7 +70,7 @@ def audit_all(
     off = {audited["stream"] for audited in audits if audited["findings"]}
     wrong = [stream for stream in found if stream in failed or stream in off]
     log.info("%d of %d streams have findings or failed: %s", len(wrong), len(found), ", ".join(wrong) or "none")
-    return Audited(wrong, audits)
+    return AuditResults(wrong, audits)
 
 
 def audit_hours(

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.backfills.stage import StageOperator
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
-from frazil.airflow.task import run_name, short_circuit_task, task
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
+from frazil.airflow.task import fail_on_user_errors, run_name, short_circuit_task, task
 from frazil.backfill.request import has_backfill
 from frazil.spark_apps import BACKFILL
 
@@ -73,6 +72,43 @@ def backfill_dag(
         request: Any = short_circuit_task(plan)(str(folder))
         request >> _stage(folder, application, conn_id) >> task(publish)(str(folder), request)
     return dag
+
+
+class StageOperator(SubmitOperator):
+    """Start the Spark application that stages a backfill, unless an operator has abandoned the backfill.
+
+    An abandoned backfill fails the task for good. The task checks this before Spark starts, and again if Spark fails.
+
+    :param streams: folder of the declared streams.
+    """
+
+    def __init__(self, *, streams: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.streams = streams
+
+    def execute(self, context: Any) -> None:
+        """Raises AirflowFailException for an abandoned backfill; otherwise the errors of spark-submit."""
+        request = context["ti"].xcom_pull(task_ids="plan")
+        self._check_wanted(request)
+        try:
+            super().execute(context)
+        except Exception:
+            self._check_wanted(request)
+            raise
+
+    def _check_wanted(self, request: dict[str, Any]) -> None:
+        from frazil.backfill.rules import check_wanted  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+        from frazil.commit.backfill_marker import read_backfill  # noqa: PLC0415 - as above
+        from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
+        from frazil.errors import BackfillAbandoned  # noqa: PLC0415 - as above
+        from frazil.spec.load import find_stream  # noqa: PLC0415 - as above
+
+        spec = find_stream(Path(self.streams), request["stream"])
+        properties = read_stream(spec).tables.main.refresh().metadata.properties
+        try:
+            check_wanted(read_backfill(properties, spec.name), request.get("run"))
+        except BackfillAbandoned as error:
+            raise AirflowFailException(f"BackfillAbandoned: {error}") from error
 
 
 def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator:
@@ -132,7 +168,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write. Return the request; None if nothing is to be written or this is a dry run."""
+    """Log what the backfill would write. Return the request as JSON; None without records to write or in a dry run."""
     from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
@@ -167,14 +203,9 @@ def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
     """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
     from frazil.backfill.request import parse_request  # noqa: PLC0415
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
-    from frazil.errors import FrazilError  # noqa: PLC0415 - as above
     from frazil.spec.load import find_stream  # noqa: PLC0415
 
-    try:
+    with fail_on_user_errors():
         parsed = parse_request(request)
         with open_backfill(find_stream(Path(streams), parsed.stream), parsed) as backfill:
             yield backfill
-    except FrazilError as error:
-        if error.restartable:
-            raise
-        raise AirflowFailException(f"{type(error).__name__}: {error}") from error

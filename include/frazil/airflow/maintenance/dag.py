@@ -27,10 +27,9 @@ from frazil.airflow.assets import HEALTH
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.deadlines import OnLate, deadline
-from frazil.airflow.declared import declared_streams
-from frazil.airflow.maintenance.rewrite import RewriteOperator
-from frazil.airflow.maintenance.turns import dag_interval
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
+from frazil.airflow.declared import valid_specs
+from frazil.airflow.maintenance.check_schedule import dag_interval
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
 from frazil.airflow.task import task
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import maintained_tables, maintained_together, routes
@@ -63,7 +62,7 @@ def maintenance_dag(
     :param on_late: called when a run has not ended in time; by default the triggerer logs it.
     """
     folder = str(Path(streams).absolute())
-    specs = [found.spec for found in declared_streams(Path(streams)) if found.spec is not None]
+    specs = valid_specs(Path(streams))
     routed = routes(specs)
     names = [*maintained_together(specs), *routed]
     tables = maintained_tables(specs)
@@ -88,12 +87,42 @@ def maintenance_dag(
         # Typed as what the tasks get when they run.
         found: Any = task(inlets=[HEALTH], max_active_tis_per_dag=1)(check_due)(names, folder)
         app = {"application": str(Path(application).absolute()), "conf": dict(spark or {})}
-        _of_a_table.partial(folder=folder, app=app).expand(name=found)
+        _table_tasks.partial(folder=folder, app=app).expand(name=found)
     return dag
 
 
+class RewriteOperator(SubmitOperator):
+    """Measure a table and its dead-letter tables, or a route's tables, again, and rewrite them in one Spark session.
+
+    Only due actions run. The task is skipped if no action is due, and in a dry run, which logs the plans. It fails, and
+    is retried, if a table cannot be measured.
+
+    :param table: the first of the tables, or the name of the route.
+    :param streams: folder of the declared streams.
+    """
+
+    template_fields = (*SubmitOperator.template_fields, "table")
+
+    def __init__(self, *, table: str, streams: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.streams = streams
+
+    def execute(self, context: Any) -> None:
+        """Raises AirflowFailException if this worker has never read a valid declaration of the table."""
+        from frazil.airflow.maintenance import tasks as table_tasks  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+        params, folder = context["params"], Path(self.streams)
+        names = table_tasks.to_rewrite(self.table, folder, actions=params["actions"], dry_run=params["dry-run"])
+        if not names:
+            raise AirflowSkipException("no rewrite is due")
+        actions = ",".join(action for action in params["actions"] if action != "orphans")
+        self.application_args = [*names, "--streams", str(folder), "--actions", actions]
+        super().execute(context)
+
+
 @task_group(group_id="table")
-def _of_a_table(name: Any, folder: str, app: dict[str, Any]) -> None:
+def _table_tasks(name: Any, folder: str, app: dict[str, Any]) -> None:
     rewritten = RewriteOperator(
         task_id="rewrite",
         table=name,
@@ -145,13 +174,13 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
     """Delete orphan files unless today's clean-up is done. Return the reports by table."""
-    from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - as above
+    from frazil.airflow.maintenance import tasks as table_tasks  # noqa: PLC0415 - as above
 
     context = get_current_context()
     params, store = context["params"], context["asset_state_store"][HEALTH]
     if "orphans" not in params["actions"]:
         raise AirflowSkipException("this run's `actions` do not include orphans")
-    return table_care.clean(table, Path(streams), store, dry_run=params["dry-run"])
+    return table_tasks.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 
 _LATE = (

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from frazil.airflow.declared import all_streams
+from frazil.airflow.declared import valid_specs
+from frazil.airflow.maintenance.check_schedule import States, TableState, tables_in_progress, tables_to_check
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import due_actions, orphans_due, sentence
-from frazil.airflow.maintenance.turns import States, TableState, tables_in_progress, tables_to_check
 from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
@@ -21,7 +21,7 @@ from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
-WITHIN = timedelta(minutes=20)
+MEASURE_TIMEOUT = timedelta(minutes=20)
 """Time limit of a table's measurement. After that, for example if a catalog does not respond, the table gets a task of
 its own.
 """
@@ -58,80 +58,83 @@ class Run:
 def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
     """Return the tables that need a task: an action is due, or the table could not be measured.
 
-    A dry run returns all chosen tables. Each name stands for a table and its dead-letter tables, or for all tables of a
-    route. Tables whose next check is not due yet, and tables that an earlier run still works on, are left out. Raises
-    FrazilError if there are several tables and none could be measured.
+    Also stores which tables this run checked and which it works on. A dry run stores nothing, and returns all chosen
+    tables. Each name stands for a table and its dead-letter tables, or for all tables of a route. Tables whose next
+    check is not due yet, and tables that an earlier run still works on, are left out. Raises FrazilError if there are
+    several tables and none could be measured.
     """
-    declared = [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
+    declared = valid_specs(streams)
     together, routed = maintained_together(declared), routes(declared)
     wanted = [name for name in names if not run.chosen or name in run.chosen]
-    kept = stored_mapping(store, TURNS).items()
-    turns = {name: turn for name, value in kept if name in names and (turn := TableState.from_json(value))}
-    working = _working(turns, run, states_of)
-    every = {name: ALWAYS if run.by_hand else _every(name, together, routed) for name in wanted if name not in working}
-    chosen = tables_to_check(every, turns, moment_ms=run.moment_ms)
+    stored = stored_mapping(store, TURNS).items()
+    tables = {name: table for name, value in stored if name in names and (table := TableState.from_json(value))}
+    busy = _find_busy(tables, run, states_of)
+    every = {name: ALWAYS if run.by_hand else _interval(name, together, routed) for name in wanted if name not in busy}
+    chosen = tables_to_check(every, tables, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES]
-    needy = _tables_with_need(
-        chosen, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store
-    )
-    needy, left = needy[:MAX_TABLES], needy[MAX_TABLES:]
-    turns = {name: turn if name in working else TableState(turn.at_ms) for name, turn in turns.items()}
-    turns |= {name: TableState(run.moment_ms) for name in chosen if name not in left}
-    turns |= {name: TableState(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
-    store.set(TURNS, {name: turn.to_json() for name, turn in turns.items()})
-    return needy
+    routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]
+    due = _find_due_tables(chosen, together, routes_due, run, store)
+    due, left = due[:MAX_TABLES], due[MAX_TABLES:]
+    tables = {name: table if name in busy else TableState(table.at_ms) for name, table in tables.items()}
+    tables |= {name: TableState(run.moment_ms) for name in chosen if name not in left}
+    tables |= {name: TableState(run.moment_ms, run.run_id, index) for index, name in enumerate(due)}
+    store.set(TURNS, {name: table.to_json() for name, table in tables.items()})
+    return due
 
 
-def _working(turns: Mapping[str, TableState], run: Run, states_of: StatesOf) -> Mapping[str, str]:
+def _find_busy(tables: Mapping[str, TableState], run: Run, states_of: StatesOf) -> Mapping[str, str]:
+    """Return the tables that an earlier run still works on, each with the id of that run."""
     # This run's own tasks have not started yet.
-    earlier = {name: turn for name, turn in turns.items() if turn.run_id not in {None, run.run_id}}
+    earlier = {name: table for name, table in tables.items() if table.run_id not in {None, run.run_id}}
     if not earlier:
         return {}
-    found = tables_in_progress(earlier, states_of(sorted({str(turn.run_id) for turn in earlier.values()})), tasks=TASKS)
+    run_ids = sorted({str(table.run_id) for table in earlier.values()})
+    found = tables_in_progress(earlier, states_of(run_ids), tasks=TASKS)
     for name, run_id in found.items():
         log.info("%s: the run %s still works on it", name, run_id)
     return found
 
 
-def _every(name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]) -> timedelta:
+def _interval(
+    name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]
+) -> timedelta:
     if name in routed:
         return routed[name].maintenance.every
     # An unknown table fails in its own task, which reports the reason.
     return together[name][0].settings.every if name in together else ALWAYS
 
 
-def _tables_with_need(
+def _find_due_tables(
     chosen: Sequence[str],
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
     run: Run,
     store: Store,
 ) -> list[str]:
-    # A task may talk to Airflow from one thread only.
-    dirty = {
+    # A task may call Airflow from one thread only.
+    orphaned = {
         table.name
         for name in chosen
         for table in together.get(name, ())
         if "orphans" in run.actions and orphans_due(table, store)
     }
-
     by_name = {route.name: route for route in routed}
-    dirty |= {route.name for route in routed if "orphans" in run.actions and route.orphans_due(store)}
+    orphaned |= {route.name for route in routed if "orphans" in run.actions and route.orphans_due(store)}
 
     def check(name: str) -> bool:
         if name in by_name:
-            return bool(by_name[name].due(run.actions)) or name in dirty
+            return bool(by_name[name].due(run.actions)) or name in orphaned
         needs = False
         for table in together[name]:
             catalog = open_existing_catalog(table.catalog)
             answers = due_actions(catalog, table, run.actions)
             log.info("%s", "; ".join(sentence(table.name, *one) for one in answers.items()) or f"{name}: no table yet")
             needs = needs or any(answer.due for answer in answers.values())
-            needs = needs or (table.name in dirty and catalog.table_exists(table.identifier))
+            needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))
         return needs
 
-    found = side_by_side(chosen, check, within_s=WITHIN.total_seconds())
+    found = side_by_side(chosen, check, within_s=MEASURE_TIMEOUT.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("cannot measure %s: %r", name, error)

@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 MAX_TABLES = 500
 """Maximum number of a route's tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
-WITHIN = timedelta(minutes=20)
+MEASURE_TIMEOUT = timedelta(minutes=20)
 """Time limit of a table's measurement. After that, for example if a catalog does not respond, a later run measures the
 table.
 """
-DAY_MS = 23 * 3_600_000
-"""Interval of full checks, as for other tables: less than a day, because a run may start some minutes early."""
+CLEANUP_INTERVAL_MS = 23 * 3_600_000
+"""Interval of orphan clean-ups. It is less than a day, because a run may start earlier than the previous day's run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class RouteTables:
     specs: Sequence[StreamSpec]
 
     @classmethod
-    def found(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
-        """Return the route with this name; None if no stream has such a route."""
+    def find(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
+        """Return the route with this name; None if no stream has it."""
         spec = routes(specs).get(name)
         return None if spec is None else cls(name, spec, specs)
 
@@ -62,20 +62,21 @@ class RouteTables:
         def check(name: str) -> DueTable | None:
             return measure_due(catalog, tables[name], actions=actions, now_ms=now_ms)
 
-        found = side_by_side(tables, check, within_s=WITHIN.total_seconds())
-        broken = self._log_broken(
-            {name: error for name, error in found.items() if isinstance(error, Exception)}, len(tables)
-        )
+        found = side_by_side(tables, check, within_s=MEASURE_TIMEOUT.total_seconds())
+        errors = {name: error for name, error in found.items() if isinstance(error, Exception)}
+        broken = self._log_broken(errors, len(tables))
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
         due.sort(key=lambda one: one.need, reverse=True)
         for one in due[:MAX_TABLES]:
-            said = "; ".join(f"{action}: {reason}" for action, reason in one.reasons.items())
-            log.info("%s: %s", one.table.name, said)
+            log.info("%s: %s", one.table.name, "; ".join(f"{action}: {why}" for action, why in one.reasons.items()))
         log.info("%s: of %s, %d need maintenance", self.name, counted(len(tables), "table"), len(due))
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why some tables were not measured, and return the tables that need attention."""
+        """Log why some tables were not measured, and return the tables that need attention.
+
+        Raises FrazilError if there are several tables and none was measured.
+        """
         others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
         if others:
             log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
@@ -84,9 +85,8 @@ class RouteTables:
             log.error("cannot measure %s: %r", name, error)
         if len(broken) == tables - len(others) > 1:
             name, error = next(iter(broken.items()))
-            raise FrazilError(
-                f"none of the {len(broken)} tables of the {self.name} could be measured; {name}: {error!r}"
-            )
+            problem = f"none of the {len(broken)} tables of the {self.name} could be measured"
+            raise FrazilError(f"{problem}; {name}: {error!r}")
         return list(broken)
 
     def orphans_due(self, store: Store) -> bool:
@@ -94,13 +94,13 @@ class RouteTables:
         return self.spec.maintenance.orphans.enabled and self._round(store) is not None
 
     def _round(self, store: Store) -> tuple[int, str] | None:
-        """Return the start time of the current clean-up round and the last table that it cleaned.
+        """Return the start of the current clean-up round (milliseconds since 1970) and the last table that it cleaned.
 
         If the last round began a day ago, a new round begins now, without a last table. None if no round is due.
         """
         kept, now_ms = stored_mapping(store, self._key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
-        if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < DAY_MS):
+        if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
             return (began_ms, after) if isinstance(after, str) and after else None
         return now_ms, ""
 
@@ -117,14 +117,12 @@ class RouteTables:
         """
         began_ms, after = (0, "") if dry_run else self._round(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:
-            raise AirflowSkipException(
-                "orphans were cleaned up less than a day ago, or the stream declares `orphans: off`"
-            )
+            raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")
         catalog = open_existing_catalog(self.spec.table.catalog)
         left = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > after]
-        mine, problems, deleted = left[:MAX_TABLES], list[str](), 0
-        neighbours = all_folders(catalog) if mine else []
-        for table in mine:
+        batch, problems, deleted = left[:MAX_TABLES], list[str](), 0
+        neighbours = all_folders(catalog) if batch else []
+        for table in batch:
             try:
                 if not catalog.table_exists(table.identifier):
                     continue
@@ -139,8 +137,8 @@ class RouteTables:
             deleted += found.deleted
             problems += [found.sentence] if found.refused else []
         if not dry_run:
-            last = mine[-1].name if len(left) > len(mine) else ""
+            last = batch[-1].name if len(left) > len(batch) else ""
             store.set(self._key, {"began-ms": began_ms, "after": last})
         if problems:
             raise AirflowFailException("\n".join(problems))
-        return {"tables": len(mine), "deleted": deleted, "tables-left": len(left) - len(mine)}
+        return {"tables": len(batch), "deleted": deleted, "tables-left": len(left) - len(batch)}

@@ -12,21 +12,17 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.airflow.declared import all_streams
-from frazil.airflow.maintenance.route import RouteTables
+from frazil.airflow.declared import all_streams, valid_specs
+from frazil.airflow.maintenance.route import CLEANUP_INTERVAL_MS, RouteTables
 from frazil.airflow.untrusted import Store, stored_number
 from frazil.maintenance.due import Action, Due, due, enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, maintained_tables, maintained_together
-from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
-
-DAY_MS = 23 * 3_600_000
-"""Less than a day, because a run may start some minutes earlier than the previous day's run."""
 
 
 def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
@@ -34,7 +30,7 @@ def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: b
 
     Returns none if no action is due, and none in a dry run, which logs what would be done.
     """
-    if route := RouteTables.found(name, _declared(streams)):
+    if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
     names = tables_with(name, streams)
@@ -46,18 +42,14 @@ def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str,
 
     Raises as `orphans` does.
     """
-    if route := RouteTables.found(name, _declared(streams)):
+    if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
     return orphans(tables_with(name, streams), streams, store, dry_run=dry_run)
 
 
 def tables_with(name: str, streams: Path) -> list[str]:
     """Return the tables that are maintained together with this table, which comes first."""
-    return [table.name for table in maintained_together(_declared(streams)).get(name, ())] or [name]
-
-
-def _declared(streams: Path) -> list[StreamSpec]:
-    return [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
+    return [table.name for table in maintained_together(valid_specs(streams)).get(name, ())] or [name]
 
 
 def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
@@ -82,9 +74,8 @@ def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[
         if not answers:
             log.info("%s: nothing to measure: the table does not exist yet, or only orphans were requested", table.name)
         for action, answer in answers.items():
-            said = sentence(table.name, action, answer)
-            log.info("%s", said)
-            found += [said] if answer.due else []
+            log.info("%s", text := sentence(table.name, action, answer))
+            found += [text] if answer.due else []
             if dry_run and enabled(table.settings, action):
                 plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
                 log.info("%s: %s would be: %s", table.name, action, plan.sentence)
@@ -96,7 +87,7 @@ def orphans_due(table: MaintainedTable, store: Store) -> bool:
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
-    return now_ms - (stored_number(store, _orphans_key(table), limit=now_ms) or 0) >= DAY_MS
+    return now_ms - (stored_number(store, _orphans_key(table), limit=now_ms) or 0) >= CLEANUP_INTERVAL_MS
 
 
 def _orphans_key(table: MaintainedTable) -> str:
@@ -104,7 +95,9 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables whose last clean-up, according to `store`, was a day ago; a dry run checks all tables.
+    """Clean up the tables whose last clean-up, according to `store`, was a day ago. Return the reports by table.
+
+    Records the clean-ups in `store`. A dry run checks all tables, deletes nothing and records nothing.
 
     Raises AirflowSkipException if no table was cleaned. Raises AirflowFailException at the end if the clean-up of a
     table was refused, or a table could not be read.
@@ -116,7 +109,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
             continue
         try:
             if not catalog.table_exists(table.identifier):
-                log.info("%s: there is no table yet", table.name)
+                log.info("%s: the table does not exist yet", table.name)
                 continue
             report = clean_orphans(catalog, table, now_ms=now_ms, dry_run=dry_run)
         except Exception as error:  # whatever a catalog or a storage raises: the other tables are still maintained
@@ -130,9 +123,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
     if problems:
         raise AirflowFailException("\n".join(problems))
     if not reports:
-        raise AirflowSkipException(
-            "orphans were cleaned up less than a day ago, or the tables' streams declare `orphans: off`"
-        )
+        raise AirflowSkipException("orphans were cleaned up less than a day ago, or the streams have `orphans: off`")
     return reports
 
 

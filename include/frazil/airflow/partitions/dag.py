@@ -54,12 +54,15 @@ def partition_dags(
     """
     folder, suites = Path(streams).absolute(), Path(expectations).absolute() if expectations else None
     tables: dict[str, list[StreamSpec]] = {}
-    streams_there = all_streams(folder)
-    for found in streams_there:
-        for seen in with_windows(found.spec) if found.spec is not None and found.spec.window is not None else ():
-            tables.setdefault(seen.table.identifier, []).append(seen)
-    there = [found.spec for found in streams_there if found.spec is not None and not found.removed]
-    fed = {seen.table.identifier for spec in there for seen in with_windows(spec)}
+    fed = set()
+    for stream in all_streams(folder):
+        if stream.spec is None:
+            continue
+        for spec in with_windows(stream.spec):
+            if stream.spec.window is not None:
+                tables.setdefault(spec.table.identifier, []).append(spec)
+            if not stream.removed:
+                fed.add(spec.table.identifier)
     dags = {}
     for table, specs in tables.items():
         poll_interval = every if table in fed else None
@@ -130,10 +133,10 @@ def held(table: str, streams: str) -> None:
     for one in found:
         # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
-    said = ", ".join(one.partition for one in found[:MAX_LISTED]) + (" and others" if len(found) > MAX_LISTED else "")
+    names = ", ".join(one.partition for one in found[:MAX_LISTED]) + (" and others" if len(found) > MAX_LISTED else "")
     raise AirflowFailException(
-        f"{table}: {len(found)} windows are held by their quality gate and not signalled: {said}. The lines above show "
-        f"why. Correct the data in the table (the gate then runs again), or release the windows with {RELEASE_DAG}"
+        f"{table}: {len(found)} windows are held by their quality gate and not signalled: {names}. The lines above "
+        f"show why. Correct the data in the table (the gate then runs again), or release the windows with {RELEASE_DAG}"
     )
 
 

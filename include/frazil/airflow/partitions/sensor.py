@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
+from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -62,11 +62,14 @@ class PartitionCompleteSensor(BaseSensorOperator):
         return event["windows"]
 
 
-class PartitionTrigger(WaitingTrigger):
+class PartitionTrigger(PollingTrigger):
     """Polls for the signals of a window. Its arguments are `table`, `partition` and `streams`."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Return the facts about the window if all of it was signalled; otherwise why it is not complete."""
+        """Return an event with the facts about the window if all of it was signalled, or with a problem.
+
+        Otherwise return None and a sentence on why the window is not complete.
+        """
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
         from frazil.signals.completion import window_status  # noqa: PLC0415 - as above

@@ -17,7 +17,7 @@ from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
-from frazil.airflow.untrusted import SentSignals, Store, published_pairs, sent_in, stored_mapping, stored_number
+from frazil.airflow.untrusted import SentSignals, Store, parse_signals, read_sent_signals, stored_mapping, stored_number
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals
 
@@ -32,14 +32,14 @@ SENDING = "frazil.sending"
 """Key in the same store: the signals that the last sending task would send if it succeeded, and the signals after
 SENT_TO that were sent before it.
 """
-CLOCKS_APART = timedelta(days=1)
+MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 """Maximum difference between the clocks of a worker and of Airflow's server. Events are searched from this time before
 their signal.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class UnsentSignals:
     """The signals that one asset has not received."""
 
     missing: tuple[Signal, ...] = ()
@@ -48,7 +48,7 @@ class Unsent:
 
 
 def begin_with_current(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all current signals of a table as sent, if this Airflow does not know the table yet.
+    """Mark all current signals of a table as sent, if Airflow's store of the asset has no entry for the table yet.
 
     Otherwise a new Airflow installation would get an event for each old signal. If the stored number is invalid, begin
     with the first event that Airflow has.
@@ -57,27 +57,25 @@ def begin_with_current(signals: TableSignals, asset: Asset, context: Context) ->
     if store.get(SENT_TO) is None:
         store.set(SENT_TO, signals.number)
     elif stored_number(store, SENT_TO, limit=signals.number) is None:
-        published = [number for _, number in _published(asset, context, since=None) if number <= signals.number]
+        published = [number for _, number in _list_sent_signals(asset, context, since=None) if number <= signals.number]
         store.set(SENT_TO, min(published) - 1 if published else signals.number)
 
 
-def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
-    """Return the signals that an asset has not received.
+def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
+    """Return the signals that an asset has not received. If all were received, the next check begins after them.
 
-    If there are none, the next check begins after the last signal.
-
-    Raises AirflowException if that is currently unknown.
+    Raises AirflowException if it is currently unknown which signals the asset has received.
     """
     store: Store = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO) or 0)
     if not new:
-        return Unsent()
-    since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - CLOCKS_APART
-    sent = _published(asset, context, since=since)
+        return UnsentSignals()
+    since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
+    sent = _list_sent_signals(asset, context, since=since)
     missing = signals_to_send(new, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
         store.set(SENT_TO, signals.number)
-    return Unsent(tuple(missing), sent & {(s.partition, s.number) for s in new})
+    return UnsentSignals(tuple(missing), sent & {(s.partition, s.number) for s in new})
 
 
 def record_sending(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
@@ -92,9 +90,9 @@ def record_sending(sending: Collection[Signal], sent: SentSignals, asset: Asset,
 
 
 def signals_to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
-    """Return the signals to send to one asset, by number.
+    """Return the signals to send to one asset, sorted by number: the newest signal of each window.
 
-    Of each window only the newest, because a partition key has one event.
+    A partition key has only one event.
 
     `sent` are the signals among Airflow's events, by partition key and number. Signals that an operator requested again
     go to the first asset whatever their revision, because the first asset's consumers missed them.
@@ -107,23 +105,22 @@ def signals_to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]]
     return [s for s in newest.values() if (s.partition, s.number) not in sent]
 
 
-def _published(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
+def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
     events: Any = context["inlet_events"][asset]
     try:
-        return sent_in(events.after(since.isoformat()) if since else events, asset.name)
+        return read_sent_signals(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
-        log.warning(
+        problem = (
             "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
-            "The records of the sending tasks are used: %s",
-            asset.name,
-            error,
+            "The records of the sending tasks are used: %s"
         )
-        return _recorded(asset, context)
+        log.warning(problem, asset.name, error)
+        return _read_recorded_signals(asset, context)
 
 
-def _recorded(asset: Asset, context: Context) -> SentSignals:
+def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
     record = stored_mapping(context["asset_state_store"][asset], SENDING)
-    published, publishing = published_pairs(record.get("published")), published_pairs(record.get("publishing"))
+    published, publishing = parse_signals(record.get("published")), parse_signals(record.get("publishing"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
     states = context["ti"].get_task_states(dag_id=context["ti"].dag_id, task_ids=[task_id], run_ids=[run_id])
     state = states.get(run_id, {}).get(task_id)

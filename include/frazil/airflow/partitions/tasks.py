@@ -8,44 +8,38 @@ even if a task is repeated.
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk import Asset, Connection
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSkipException
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_ids import partitions_dag_id
+from frazil.airflow.data_docs.address import docs_folder, docs_url
 from frazil.airflow.declared import streams_feeding
 from frazil.airflow.gauges import report_windows
 from frazil.airflow.partitions.sent_events import begin_with_current, record_sending, unsent
-from frazil.airflow.untrusted import stored_number
+from frazil.airflow.spark import SPARK_CONNECTION
+from frazil.airflow.untrusted import Store, extra_text, stored_number
+from frazil.errors import SpecError
 from frazil.partitions.completeness import format_time
-from frazil.signals.completion import assess, signal_windows
+from frazil.partitions.windows import Window
+from frazil.quality.gate import GateRequest, find_suite, run_gates
+from frazil.quality.suite import read_suite
+from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
+from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-import re
-from collections.abc import Mapping, Sequence
-from functools import partial
-
-from airflow.sdk import Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
-
-from frazil.airflow.dag_ids import partitions_dag_id
-from frazil.airflow.data_docs.address import docs_folder, docs_url
-from frazil.airflow.spark import SPARK_CONNECTION
-from frazil.airflow.untrusted import Store, extra_text
-from frazil.errors import SpecError
-from frazil.partitions.windows import Window
-from frazil.quality.gate import GateRequest, find_suite, run_gates
-from frazil.quality.suite import read_suite
-from frazil.signals.completion import Assessment, GateOutcome, RunGates
-from frazil.table.branches import head_of
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +49,24 @@ MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run evaluates by a quality gate, in sequence. The next run continues."""
 MAX_EVENTS = 100
 """Maximum number of events per task, because each event contains the facts of all. The next run sends the rest."""
+GATED = "gated"
+"""The store's key for whether the table's suite had expectations when it was last read."""
+GATE_TIMEOUT_S = 300.0
+"""Timeout for the quality gate of one window; a window of 1 M rows takes less than a minute."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the number of the table's last signal, and the tasks with events to send that Airflow does not have."""
+    """Return the number of the table's last signal, and the ids of the tasks that have work to do.
+
+    For a table that Airflow does not have yet, first marks all current signals as sent.
+    """
     signals = _signals(table, streams)
     for asset in _assets(table).values():
         begin_with_current(signals, asset, context)
     store = context["asset_state_store"][partition_asset(table)]
     if stored_number(store, PUBLISHED_TO, limit=signals.number) is None:
         store.set(PUBLISHED_TO, signals.number if store.get(PUBLISHED_TO) is None else 0)
-    return signals.number, _following(signals, context)
+    return signals.number, _tasks_with_work(signals, context)
 
 
 def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
@@ -86,21 +87,21 @@ def signal_complete_windows(
 ) -> list[str]:
     """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises the errors of `gates_of`, `assess` and `signal_windows`.
+    Raises the errors of `find_gates`, `assess` and `signal_windows`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
-    gates = gates_of(expectations, table, context["asset_state_store"][partition_asset(table)])
+    gates = find_gates(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
     made = signal_windows(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
-        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _sentence_of(one))
+        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _describe(one))
     log.info("%s: %s", table, seen.decision.reason)
     signals = TableSignals.load(catalog, table)
     report_windows(table, signals.cursor)
-    return _following(signals, context)
+    return _tasks_with_work(signals, context)
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
@@ -117,7 +118,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
-    """Return the signals of a table's held windows, for the caller to report."""
+    """Return the signals of a table's held windows for the caller to report, and store that they are reported."""
     signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
@@ -148,7 +149,7 @@ def _assets(table: str) -> dict[str, Asset]:
     return {"complete": partition_asset(table), "reopened": reopened_asset(table)}
 
 
-def _following(signals: TableSignals, context: Context) -> list[str]:
+def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
     """Return the tasks that have something to send or to report, including unfinished work of earlier runs."""
     missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
@@ -156,7 +157,7 @@ def _following(signals: TableSignals, context: Context) -> list[str]:
     return [*missing, *(["held"] if unpublished else [])]
 
 
-def _sentence_of(s: Signal) -> str:
+def _describe(s: Signal) -> str:
     what = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
     return (
         f"{s.table} {s.partition} {what}: revision {s.revision}, {s.rows} rows, {s.late_rows} of them late, up to "
@@ -164,13 +165,7 @@ def _sentence_of(s: Signal) -> str:
     )
 
 
-GATED = "gated"
-"""The store's key for whether the table's suite had expectations when it was last read."""
-TIMEOUT_S = 300.0
-"""Timeout for one window, in seconds; a window of 1 M rows takes less than a minute."""
-
-
-def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | None:
+def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates | None:
     """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
 
     `store` remembers that the table had a suite with expectations. Raises SpecError if this suite is gone, because
@@ -210,15 +205,14 @@ def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
         )
         for window in windows
     ]
-    results = run_gates(requests, timeout_s=TIMEOUT_S * len(windows))
+    results = run_gates(requests, timeout_s=GATE_TIMEOUT_S * len(windows))
     gate_results = {}
     for window, result in zip(windows, results, strict=True):
         page = docs_url(result.docs)
-        said = "passes its suite" if result.passed else "fails its suite"
-        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
-        gate_results[window] = GateOutcome(
-            result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})"
-        )
+        verb = "passes" if result.passed else "fails"
+        log.info("%s of %s, %d rows, %s its suite: %s", window, seen.signals.table, result.rows, verb, page)
+        reason = None if result.passed else f"{'; '.join(result.failures)} ({page})"
+        gate_results[window] = GateOutcome(result.passed, reason)
     return gate_results
 
 

@@ -13,7 +13,7 @@ from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from frazil.airflow.declared import has_no_stream
-from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
+from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,16 +40,15 @@ class CompletionOperator(BaseBranchOperator):
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
         if has_no_stream(Path(self.streams), self.table):
-            raise AirflowSkipException(_removed(self.table))
+            raise AirflowSkipException(_removal_message(self.table))
         number, following = windows.begin(self.table, Path(self.streams), context)
         if following:
             return self.do_branch(context, following)
         ready, sentence = windows.ready(self.table, Path(self.streams), after=number)
         if not ready:
             self.log.info("%s: %s", self.table, sentence)
-            trigger = CompletionTrigger(
-                table=self.table, streams=self.streams, number=number, poll_seconds=self.poll_seconds
-            )
+            arguments = {"table": self.table, "streams": self.streams, "number": number}
+            trigger = CompletionTrigger(**arguments, poll_seconds=self.poll_seconds)
             self.defer(trigger=trigger, method_name="execute_complete")
         return self._signal_and_follow(context)
 
@@ -67,11 +66,11 @@ class CompletionOperator(BaseBranchOperator):
         return self.do_branch(context, following or None)
 
 
-def _removed(table: str) -> str:
+def _removal_message(table: str) -> str:
     return f"{table}: its streams were removed, so no more windows will complete and this DAG will be removed"
 
 
-class CompletionTrigger(WaitingTrigger):
+class CompletionTrigger(PollingTrigger):
     """Polls a table, and fires when windows can be signalled or were signalled.
 
     Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was
@@ -79,11 +78,11 @@ class CompletionTrigger(WaitingTrigger):
     """
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Return an event if there is something to do, and a sentence on why the next window is not complete."""
+        """Return an event if the task has work to do, and a sentence on why the next window is not complete."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
         if has_no_stream(Path(streams), table):
-            return {"removed": _removed(table)}, ""
+            return {"removed": _removal_message(table)}, ""
         ready, sentence = windows.ready(table, Path(streams), after=number)
         return ({"problem": None} if ready else None), f"{table}: {sentence}"

@@ -52,12 +52,12 @@ def writer_dags(
     """
     own, shared = _applications(all_streams(Path(streams)))
 
-    def queue_of(name: str) -> str | None:
+    def find_queue(name: str) -> str | None:
         return queue if isinstance(queue, str) or queue is None else queue.get(name)
 
-    dags = [_writer_dag(one, Path(streams), Path(application), on_failure, queue_of(one.name)) for one in own]
+    dags = [_writer_dag(one, Path(streams), Path(application), on_failure, find_queue(one.name)) for one in own]
     for name, members in shared.items():
-        dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, queue_of(name)))
+        dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, find_queue(name)))
     return {dag.dag_id: dag for dag in dags}
 
 
@@ -82,7 +82,6 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
 ) -> DAG:
     """Build a DAG with a task that keeps the application running, and a task per stream that shows its state."""
     present = [one for one in members if not one.removed]
-    broken = any(one.problem for one in present)
     common: dict[str, Any] = {
         "streams": streams.absolute(),
         "retries": RETRIES,
@@ -94,18 +93,7 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
         writer_dag_id(name),
         description=f"{len(present)} streams in one application",
         doc_md=_shared_doc_md(name, present),
-        schedule="@continuous" if present else None,
-        max_active_runs=1,
-        dagrun_timeout=None,
-        **dag_profile(
-            f"Writer: {name}",
-            purpose="writer",
-            streams=[one.name for one in present],
-            specs=[one.spec for one in present if one.spec],
-            tables=[one.spec.table.identifier for one in present if one.spec],
-            marks=["removed"] if not present else ["broken"] if broken else [],
-            on_failure=on_failure,
-        ),
+        **_profile(name, present, on_failure),
     ) as dag:
         doc = WriterOperator.__doc__
         WriterOperator(
@@ -146,18 +134,7 @@ def _writer_dag(
         writer_dag_id(found.name),
         description=_summary(found),
         doc_md=_doc_md(found),
-        schedule=None if found.removed else "@continuous",
-        max_active_runs=1,
-        dagrun_timeout=None,
-        **dag_profile(
-            f"Writer: {found.name}",
-            purpose="writer",
-            streams=[found.name],
-            specs=[found.spec] if found.spec else [],
-            tables=[found.spec.table.identifier] if found.spec else [],
-            marks=["removed"] if found.removed else ["broken"] if found.problem else [],
-            on_failure=on_failure,
-        ),
+        **_profile(found.name, [found], on_failure),
     ) as dag:
         WriterOperator(
             task_id=TASK_ID,
@@ -170,6 +147,26 @@ def _writer_dag(
             **named_queue,
         )
     return dag
+
+
+def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure | None) -> dict[str, Any]:
+    """Return the DAG arguments for an application with these streams. It is removed if all of them are."""
+    removed = all(one.removed for one in streams)
+    specs = [one.spec for one in streams if one.spec]
+    return {
+        "schedule": None if removed else "@continuous",
+        "max_active_runs": 1,
+        "dagrun_timeout": None,
+        **dag_profile(
+            f"Writer: {name}",
+            purpose="writer",
+            streams=[one.name for one in streams],
+            specs=specs,
+            tables=[spec.table.identifier for spec in specs],
+            marks=["removed"] if removed else ["broken"] if any(one.problem for one in streams) else [],
+            on_failure=on_failure,
+        ),
+    }
 
 
 def _summary(found: DeclaredStream) -> str:
@@ -200,13 +197,12 @@ def _doc_md(found: DeclaredStream) -> str:
 
 
 def _facts(spec: StreamSpec) -> dict[str, str]:
-    commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "topics": spec.source.topics_in_words,
         "table": spec.table.identifier,
         "event time": spec.event_time.column,
         "partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",
-        "commits": commit,
+        "commits": f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}",
         "lateness": format_duration(spec.lateness),
         "dead letters": spec.dead_letter_table,
     }

@@ -42,10 +42,7 @@ class HostedStreamOperator(BaseOperator):
         instance = context["ti"]
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         trigger = HostedStreamTrigger(
-            stream=self.stream,
-            application=self.application,
-            streams=self.streams,
-            resume=instance.try_number > 1,
+            stream=self.stream, application=self.application, streams=self.streams, resume=instance.try_number > 1
         )
         self.defer(trigger=trigger, method_name="execute_complete")
 

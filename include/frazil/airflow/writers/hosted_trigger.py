@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.shown_state import ShownState
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.task_actions import BY, TaskAction
 from frazil.airflow.writers.trigger import UserActionTrigger, in_thread
@@ -60,24 +59,22 @@ class HostedStreamTrigger(UserActionTrigger):
         """Observe, report and wait in a loop. A failed observation is reported, and retried."""
         from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
 
-        settled_at_s = time.monotonic() + SETTLED_SECONDS
+        settled_at_s = time.monotonic() + MIN_DEFERRAL_S
         self._preloading = asyncio.create_task(self._preload())
-        paused, said, begun, task = "", None, False, ShownState(self.log.info)
+        paused, logged, begun, task = "", None, False, ShownState(self.log.info)
         while True:
             try:
                 if not begun:
                     await in_thread(self._begin)
                     begun = True
                 observation = await in_thread(self._observe)
-                if observation.state != said:
-                    said, paused = observation.state, await in_thread(partial(self._paused, observation))
-                    self.log.info("%s: %s%s", self.stream, said, paused)
+                if observation.state != logged:
+                    logged, paused = observation.state, await in_thread(partial(self._describe_pause, observation))
+                    self.log.info("%s: %s%s", self.stream, logged, paused)
                 state = State.PAUSED if paused else observation.known.state if observation.known else State.STOPPED
-                sentence = (
-                    observation.known.sentence
-                    if observation.known and observation.is_alive
-                    else f"{observation.state}{paused}"
-                )
+                sentence = f"{observation.state}{paused}"
+                if observation.known and observation.is_alive:
+                    sentence = observation.known.sentence
                 task.show(self.task_instance, state, sentence)
                 if time.monotonic() > settled_at_s:
                     if not observation.belongs:
@@ -90,7 +87,7 @@ class HostedStreamTrigger(UserActionTrigger):
                         return
             except Exception as error:  # an unresponsive catalog or a full disk must not end the task
                 problem = f"cannot read the stream's state: {type(error).__name__}: {error}"
-                if said != (said := shape(problem)):
+                if logged != (logged := shape(problem)):
                     self.log.warning("%s: %s", self.stream, problem)
                 task.show(self.task_instance, State.UNKNOWN, problem)
             await asyncio.sleep(POLL_SECONDS)
@@ -122,7 +119,7 @@ class HostedStreamTrigger(UserActionTrigger):
             return
         given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
-        desired = self._desired()
+        desired = self._open_desired()
         now = desired.read()
         if (now.by == BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
             with suppress(DesiredMoved):  # a later action of a user takes precedence
@@ -148,10 +145,10 @@ class HostedStreamTrigger(UserActionTrigger):
             return HostedObservation(f"the application {self.application} does not run on this host")
         observation = open_launcher(self.stream).observe()
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
-        ended = _ending_text(last) if last else ""
+        ended = _describe_end(last) if last else ""
         given_up = active_given_up(self.stream, observation)
-        held = "; given up: fix the cause, then clear this task" if given_up else ""
-        said = f"{observation.process}{ended}{held}"
+        remedy = "; given up: fix the cause, then clear this task" if given_up else ""
+        sentence = f"{observation.process}{ended}{remedy}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # The pause is read only if no writer runs.
         desired = Desired(generation=observation.launch.generation if observation.launch else 0)
@@ -160,18 +157,13 @@ class HostedStreamTrigger(UserActionTrigger):
         decision = decide(observed, now_ms=now_ms, policy=Policy())
         known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
-            return HostedObservation(said, known=known, given_up=given_up)
-        return HostedObservation(
-            said,
-            known=replace(
-                known, sentence=describe_state(known.state, observation.heartbeat, otherwise=_progress(observation))
-            ),
-            is_alive=True,
-        )
+            return HostedObservation(sentence, known=known, given_up=given_up)
+        progress = describe_state(known.state, observation.heartbeat, otherwise=_progress(observation))
+        return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
 
-    def _paused(self, observation: HostedObservation) -> str:
+    def _describe_pause(self, observation: HostedObservation) -> str:
         """Describe the pause of a stream, and how to resume it; empty if it is not paused."""
-        if observation.is_alive or not observation.belongs or (desired := self._desired().read()).mode != "paused":
+        if observation.is_alive or not observation.belongs or (desired := self._open_desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; start it with `frazil resume {self.stream}`"
 
@@ -189,13 +181,13 @@ class HostedStreamTrigger(UserActionTrigger):
             )
 
     def _pause(self) -> None:
-        desired = self._desired()
+        desired = self._open_desired()
         if desired.read().mode != "paused":
             desired.pause(by=BY, reason=self._mark_reason())
 
     def _restart(self) -> None:
         """Restart the stream. Undoes a pause that was made in Airflow, and no other pause."""
-        desired = self._desired()
+        desired = self._open_desired()
         now = desired.read()
         if now.mode == "paused" and now.by != BY:
             self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
@@ -209,7 +201,7 @@ class HostedStreamTrigger(UserActionTrigger):
     def _run_id(self) -> str:
         return self.task_instance.run_id if self.task_instance else "unknown"
 
-    def _desired(self) -> DesiredStore:
+    def _open_desired(self) -> DesiredStore:
         from frazil.spec.last_valid import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
         from frazil.supervise.desired import open_desired  # noqa: PLC0415 - loads PyIceberg
 
@@ -218,14 +210,12 @@ class HostedStreamTrigger(UserActionTrigger):
 
 
 def _progress(observation: Observation) -> str:
-    return (
-        describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
-        if observation.launch
-        else str(observation.process)
-    )
+    if observation.launch is None:
+        return str(observation.process)
+    return describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
 
 
-def _ending_text(last: ExitRecord) -> str:
+def _describe_end(last: ExitRecord) -> str:
     """Describe the end of the stream's last writer, to follow the word "ended"."""
     if last.code is None:
         return f": {last.error or 'killed with its application, or its host went down'}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
 """Maximum number of copied lines per hour: the first lines, so that a start is shown completely."""
-ALIKE_WARNINGS, ALIKE_OTHERS = 10, 1
+MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
 """Maximum number of copied lines of one shape before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
@@ -27,7 +27,7 @@ def shape(line: str) -> str:
 
 @dataclass(slots=True)
 class ShapeCount:
-    """The lines of one shape."""
+    """The number of lines of one shape that were copied and omitted in the current hour."""
 
     level: int
     since_s: float
@@ -58,7 +58,7 @@ class WriterLines:
         for level, line in lines:
             warns, kind = level >= logging.WARNING, shape(line)
             alike = self._alike.get(kind)
-            if alike is not None and alike.logged >= (ALIKE_WARNINGS if warns else ALIKE_OTHERS):
+            if alike is not None and alike.logged >= (MAX_ALIKE_WARNINGS if warns else MAX_ALIKE_OTHERS):
                 alike.left_out, alike.newest = alike.left_out + 1, line
                 continue
             logged_s = [at_s for at_s in self._logged_s[warns] if now_s - at_s < HOUR_S]
@@ -67,8 +67,7 @@ class WriterLines:
                 self._left_out += warns
                 continue
             if warns and self._left_out:
-                said = f"{self._left_out} warnings of the writer are omitted; writer.log has them"
-                yield logging.WARNING, said
+                yield logging.WARNING, f"{self._left_out} warnings of the writer are omitted; writer.log has them"
                 self._left_out = 0
             logged_s.append(now_s)
             alike = self._alike.setdefault(kind, ShapeCount(level, now_s))
@@ -82,8 +81,5 @@ class WriterLines:
             if not alike.left_out:
                 del self._alike[kind]
                 continue
-            yield (
-                alike.level,
-                f"{alike.newest} (the last of {alike.left_out} such lines; writer.log has all)",
-            )
+            yield alike.level, f"{alike.newest} (the last of {alike.left_out} such lines; writer.log has all)"
             alike.since_s, alike.left_out = now_s, 0

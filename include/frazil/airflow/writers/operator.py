@@ -31,7 +31,7 @@ class WriterOperator(BaseOperator):
     The task fails only when the supervisor gives up: after an exit code with which a restart would fail in the same
     way, or after repeated crashes without a commit. The next run waits without a writer, and shows the fix.
 
-    What it does *not* do: start a writer on another host than the triggerer's, or move a writer that runs elsewhere.
+    What it does *not* do: start a writer on a host other than the triggerer's, or move a writer that runs elsewhere.
 
     :param stream: name of the declared stream.
     :param streams: folder of the declared streams.
@@ -83,8 +83,8 @@ class WriterOperator(BaseOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Fail the task, because the supervisor gave up.
 
-        The failure is confirmed here, on disk, so that it is not lost if a process dies in between. If the worker runs
-        on another host than the triggerer, the next run's trigger confirms it.
+        The failure is first recorded on disk, so that it is not lost if a process dies in between. If the worker runs
+        on a host other than the triggerer's, the next run's trigger records the failure there.
         """
         from frazil.host.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 

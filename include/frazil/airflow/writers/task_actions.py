@@ -52,7 +52,7 @@ class DeferredTask:
     """The number of the try that supervises now; None if it belongs to another run, or if no try supervises."""
 
 
-def task_action_of(task: DeferredTask) -> TaskAction:
+def find_task_action(task: DeferredTask) -> TaskAction:
     """Return the user's action that explains the task's state now."""
     if not task.exists_now:
         return TaskAction.DELETED

@@ -17,10 +17,9 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.shown_state import ShownState
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import WriterLines, shape
-from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, task_action_of
+from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, find_task_action
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import utc
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
     from frazil.status.state import StreamState
     from frazil.supervise.supervisor import Step, Supervisor
 
-PROGRESS_SECONDS = 3_600.0
+LOG_INTERVAL_S = 3_600.0
 """Seconds between two log lines of an unchanged state. It is long, because Airflow never rotates a deferred task's log.
 The task itself shows the newest state (`frazil.airflow.shown_state`).
 """
-REMOVED_SECONDS = 60.0
+REMOVAL_DELAY_S = 60.0
 """Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may come back."""
-CONNECTION_SECONDS = 30.0
-CLAIM_SECONDS = 3.0
+CONNECTION_TIMEOUT_S = 30.0
+CLAIM_TIMEOUT_S = 3.0
 """Seconds in which the next try of a cleared task writes its claim, if its trigger runs on this host."""
-FETCH_SECONDS = 20.0
-KILL_SECONDS = 28.0
+FETCH_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 28.0
 """Less than the 30 s that Airflow allows a trigger for a kill."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
@@ -69,7 +68,7 @@ class UserActionTrigger(BaseTrigger):
         work = asyncio.create_task(self._apply_user_action())
         RUNNING_ACTIONS.add(work)
         work.add_done_callback(RUNNING_ACTIONS.discard)
-        ends_at_s = time.monotonic() + KILL_SECONDS
+        ends_at_s = time.monotonic() + KILL_TIMEOUT_S
         while not work.done() and time.monotonic() < ends_at_s:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({work}, timeout=max(ends_at_s - time.monotonic(), 0))
@@ -83,27 +82,22 @@ class UserActionTrigger(BaseTrigger):
     async def _task_action(self) -> TaskAction:
         """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            action = task_action_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
+            action = find_task_action(await asyncio.wait_for(self._fetch_task(), FETCH_TIMEOUT_S))
         except Exception:
             self.log.warning("Cannot read the task's state from Airflow.", exc_info=True)
             return TaskAction.UNKNOWN
         if action is TaskAction.TAKEN_OVER:
-            await asyncio.sleep(CLAIM_SECONDS)
+            await asyncio.sleep(CLAIM_TIMEOUT_S)
             with suppress(Exception):  # then the first result is used, and the writer continues
-                action = task_action_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
+                action = find_task_action(await asyncio.wait_for(self._fetch_task(), CLAIM_TIMEOUT_S))
         return action
 
     async def _fetch_task(self) -> DeferredTask:
         instance = self.task_instance
         if instance is None:
             raise LookupError("a trigger without a task")
-        return await fetch_task(
-            self.stream,
-            dag_id=instance.dag_id,
-            run_id=instance.run_id,
-            task_id=instance.task_id,
-            try_number=instance.try_number,
-        )
+        ids = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
+        return await fetch_task(self.stream, **ids, try_number=instance.try_number)
 
     async def _preload(self) -> None:
         """Read the task's state once, so that Airflow's modules are imported before a kill leaves no time for that."""
@@ -158,7 +152,7 @@ class WriterTrigger(UserActionTrigger):
         await in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._preloading = asyncio.create_task(self._preload())
-        settled_at_s = time.monotonic() + SETTLED_SECONDS
+        settled_at_s = time.monotonic() + MIN_DEFERRAL_S
         while True:
             step = await in_thread(supervisor.step)
             self._log_step(step)
@@ -171,9 +165,9 @@ class WriterTrigger(UserActionTrigger):
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
-                # If the run ended while its DAG still had a schedule, the next run would start at once.
-                await asyncio.sleep(REMOVED_SECONDS)
-                # The DAG is about to go with its declaration; then no worker could end the task.
+                # If the run ended while its DAG still had a schedule, the next run would start immediately.
+                await asyncio.sleep(REMOVAL_DELAY_S)
+                # The DAG is about to be removed with its declaration; then no worker could end the task.
                 if (await in_thread(supervisor.preview)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
@@ -213,7 +207,7 @@ class WriterTrigger(UserActionTrigger):
             settle_given_up(self.stream, run_id=instance.run_id)
             write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         except OSError as error:  # a full disk must not end the supervision of a running writer
-            self.log.warning("%s: cannot record who supervises it: %s", self.stream, error)
+            self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: Step) -> None:
         from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - as above
@@ -228,14 +222,13 @@ class WriterTrigger(UserActionTrigger):
                 reason=step.decision.reason,
                 table_fingerprint=step.observed.table_fingerprint,
             )
-        except OSError as error:  # the run fails nevertheless, and the next one perhaps for the same reason
+        except OSError as error:  # the run fails nevertheless, and the next run may fail for the same reason
             self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
         """Create the supervisor in a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
-            loop = asyncio.get_running_loop()
-            self._supervisor = await in_thread(partial(self._supervise, loop))
+            self._supervisor = await in_thread(partial(self._supervise, asyncio.get_running_loop()))
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
@@ -244,16 +237,16 @@ class WriterTrigger(UserActionTrigger):
         from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415 - loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
-            return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_SECONDS)
+            return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_TIMEOUT_S)
 
         kind = ApplicationProgram if self.shared else WriterProgram
         program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
         return Supervisor(program, connections=connections)
 
     def _log_step(self, step: Step) -> None:
-        """Log the selected lines of the writer's log.
+        """Log the selected lines of the writer's log, a stall that began or ended, and the decision.
 
-        Log the decision if it changed, or was last logged an hour ago.
+        A decision is logged if it changed, or was last logged an hour ago.
         """
         from frazil.host.writer_log import with_levels  # noqa: PLC0415 - as above
 
@@ -263,12 +256,12 @@ class WriterTrigger(UserActionTrigger):
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
-        said, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
-        if said == self._last_logged and now_s - self._logged_at_s < PROGRESS_SECONDS:
+        parts, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
+        if parts == self._last_logged and now_s - self._logged_at_s < LOG_INTERVAL_S:
             return
-        since = f", unchanged since {utc(self._unchanged_since_ms)}" if said == self._last_logged else ""
+        since = f", unchanged since {utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
         self._unchanged_since_ms = self._unchanged_since_ms if since else now_ms
-        self._last_logged, self._logged_at_s = said, now_s
+        self._last_logged, self._logged_at_s = parts, now_s
         self.log.info("%s: %s (%s)%s: %s", self.stream, decision.action, decision.cause, since, decision.reason)
         if step.problem:
             self.log.error("%s: the action failed and will be retried: %s", self.stream, step.problem)
@@ -276,8 +269,7 @@ class WriterTrigger(UserActionTrigger):
     @staticmethod
     def _stable_parts(step: Step) -> tuple[object, ...]:
         """Return the parts of a step that are compared to find a new decision."""
-        decision = step.decision
-        return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))
+        return step.decision.action, step.decision.cause, step.decision.until_ms, shape(step.problem or "")
 
     def _report_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins and when it ends, but not when only its numbers change."""
@@ -311,9 +303,8 @@ async def _connections(ids: frozenset[str]) -> dict[str, str]:
         try:
             found[name] = _as_json(await Connection.async_get(name))
         except AirflowNotFoundException:
-            raise SpecError(
-                f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
-            ) from None
+            problem = f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
+            raise SpecError(problem) from None
     return found
 
 

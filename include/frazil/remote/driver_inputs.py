@@ -1,4 +1,4 @@
-"""Prepares the submission of a driver: creates the stream's tables, and collects the driver's inputs."""
+"""The inputs of a stream's driver. Collecting them also creates the stream's tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class DriverInputs:
     """The inputs for any driver of a stream."""
 
     spec: StreamSpec
@@ -56,7 +56,7 @@ class Prepared:
         )
 
 
-def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
+def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
     """Create the stream's missing tables, and return the inputs for its driver.
 
     Driver and agent communicate through objects next to these tables. Raises SpecError, AccessDenied, KafkaUnavailable,
@@ -80,7 +80,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)
     resolved = resolve_all(_submitted_properties(spec.resources), os.environ)
-    return Prepared(
+    return DriverInputs(
         spec=spec,
         declared=portable(read_stream(find_file(streams, spec.name)), streams),
         resources=_submitted_resources(spec, resolved),

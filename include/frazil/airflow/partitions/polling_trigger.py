@@ -11,22 +11,21 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
-from frazil.airflow.deferral import SETTLED_SECONDS
-from frazil.airflow.shown_state import ShownState
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
 """A separate thread pool: a catalog that does not respond must not block the triggerer's other work."""
 
-QUIET_SECONDS = 3_600.0
+MIN_LOG_INTERVAL_S = 3_600.0
 """Minimum time between two log lines that differ only in their numbers.
 
 The reason why a window waits contains a watermark, which moves with each commit. Airflow never rotates the log of a
 task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
 """
-MAX_KINDS = 30
-"""Maximum number of lines of different shapes that are logged within QUIET_SECONDS."""
+MAX_SHAPES = 30
+"""Maximum number of lines of different shapes that are logged within MIN_LOG_INTERVAL_S."""
 
 FAILED = "the check failed and will be retried"
 
@@ -36,11 +35,11 @@ as skipped.
 """
 
 
-class WaitingTrigger(BaseTrigger):
+class PollingTrigger(BaseTrigger):
     """Calls `poll` in a thread every `poll_seconds`, and fires once.
 
-    It logs why the task waits: at once if the reason changes, at most once an hour if only its numbers change. The task
-    has polled before it deferred, so the trigger first waits for `SETTLED_SECONDS` or more.
+    It logs why the task waits: immediately if the reason changes, and at most once an hour if only its numbers change.
+    The task has polled before it deferred, so the trigger first waits for `MIN_DEFERRAL_S` or more.
 
     The trigger has no state: a restarted triggerer creates it again from the same arguments. A failed poll is repeated,
     except for errors of frazil that an operator must correct, which end the wait.
@@ -56,12 +55,12 @@ class WaitingTrigger(BaseTrigger):
 
     @abstractmethod
     def poll(self) -> tuple[Payload | None, str]:
-        """Return the event to fire, if any, and a sentence on why the task waits."""
+        """Return the event to fire, or None and a sentence on why the task waits."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll and log until there is an event."""
         shown = ShownState(self.log.info)
-        said, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
+        logged, wait_s = "", max(self.poll_seconds, MIN_DEFERRAL_S)
         logged_s: dict[str, float] = {}
         while True:
             await asyncio.sleep(wait_s)
@@ -77,15 +76,18 @@ class WaitingTrigger(BaseTrigger):
                 return
             fails = sentence.startswith(FAILED)
             shown.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
-            turned = (fails or said.startswith(FAILED)) and shape(sentence) != shape(said)
+            is_news = (fails or logged.startswith(FAILED)) and shape(sentence) != shape(logged)
             now_s = time.monotonic()
-            logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < QUIET_SECONDS}
-            if turned or (sentence != said and shape(sentence) not in logged_s and len(logged_s) < MAX_KINDS):
+            logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < MIN_LOG_INTERVAL_S}
+            if is_news or (sentence != logged and shape(sentence) not in logged_s and len(logged_s) < MAX_SHAPES):
                 self.log.info("%s", sentence)
-                said, logged_s[shape(sentence)] = sentence, now_s
+                logged, logged_s[shape(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
-        """Call `poll`, and turn errors into results."""
+        """Call `poll`, and convert its errors.
+
+        Return the event to fire, or None and a sentence that says what the task waits for or what failed.
+        """
         try:
             return self.poll()
         except FrazilError as error:

@@ -1,7 +1,8 @@
 """Chooses the tables that a run checks, skipping tables that an earlier run still works on.
 
-Airflow's store of the asset `frazil.health` has each table's last check and the run with a task for the table.
-Airflow's task states show whether that run still works, so a killed run does not block its table.
+Airflow's store of the asset `frazil.health` has two values for each table: the time of the last check, and the id of
+the run that works on the table. Airflow's task states show whether that run is still active, so a killed run does not
+block its table.
 """
 
 from __future__ import annotations
@@ -49,32 +50,31 @@ def dag_interval(every: Iterable[timedelta]) -> timedelta:
     return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
-def tables_to_check(every: Mapping[str, timedelta], turns: Mapping[str, TableState], *, moment_ms: int) -> list[str]:
+def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, TableState], *, moment_ms: int) -> list[str]:
     """Return the tables that a scheduled run checks, longest wait first.
 
     `every` maps tables to the interval that they declare. A retry of the same run checks the same tables again.
     """
 
-    def waited_ms(name: str) -> int | None:
-        return moment_ms - turns[name].at_ms if name in turns else None
-
     def is_due(name: str) -> bool:
-        waited = waited_ms(name)
+        if name not in tables:
+            return True
+        waited_ms = moment_ms - tables[name].at_ms
         # A time in the future is an error of a clock or a user.
-        return waited is None or waited <= 0 or timedelta(milliseconds=waited) >= every[name]
+        return waited_ms <= 0 or timedelta(milliseconds=waited_ms) >= every[name]
 
-    return sorted(filter(is_due, every), key=lambda name: (turns[name].at_ms if name in turns else -1, name))
+    return sorted(filter(is_due, every), key=lambda name: (tables[name].at_ms if name in tables else -1, name))
 
 
-def tables_in_progress(turns: Mapping[str, TableState], states: States, *, tasks: Collection[str]) -> dict[str, str]:
+def tables_in_progress(tables: Mapping[str, TableState], states: States, *, tasks: Collection[str]) -> dict[str, str]:
     """Return the tables that a run still works on, each with the id of that run."""
+
+    def is_active(run: Mapping[str, Any], index: int) -> bool:
+        # Before Airflow has created a mapped task's instances, one without an index stands for all.
+        return any(run[key] not in ENDED for task in tasks for key in (task, f"{task}_{index}") if key in run)
+
     return {
-        name: turn.run_id
-        for name, turn in turns.items()
-        if turn.run_id is not None and _is_working(states.get(turn.run_id, {}), turn.index, tasks)
+        name: table.run_id
+        for name, table in tables.items()
+        if table.run_id is not None and is_active(states.get(table.run_id, {}), table.index)
     }
-
-
-def _is_working(states: Mapping[str, Any], index: int, tasks: Collection[str]) -> bool:
-    # Before Airflow has made a mapped task's instances, one without an index stands for all.
-    return any(states[key] not in ENDED for task in tasks for key in (task, f"{task}_{index}") if key in states)
