@@ -51,7 +51,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
         error = None
     elif not error:
         # The error in the writer's last heartbeat, otherwise the end of its log.
-        error = (heartbeat.error if heartbeat else None) or _end_of_log(folder, launch, min_level=logging.NOTSET)
+        error = (heartbeat.error if heartbeat else None) or _end_of_log(folder, launch)
     _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
