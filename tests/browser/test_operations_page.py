@@ -154,9 +154,9 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
     states = page.locator("[data-name=State] .badge").all_inner_texts()
     words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
-    assert list(words)[:3] == ["wishes", "inventory", "payments"]
+    assert list(words)[:3] == ["wishes", "payments", "inventory"]
     assert words["payments"] == "given up"
-    assert words["inventory"] == "crash-looping"
+    assert words["inventory"] == "waits for catalog or storage"
     assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
     assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
     for said in ("its key has expired", "37,970 records wait", "quality gates hold back 1 window", "are dead letters"):

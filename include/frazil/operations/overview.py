@@ -290,7 +290,8 @@ def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: st
 
 def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool:
     """Whether an alert quotes `first`, the stream's first need, or has the rule of a broken stream."""
-    if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
+    is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
+    if is_named and state.rule == alert.rule.partition(":")[0]:
         return True
     return bool(first) and first in alert.sentence
 
