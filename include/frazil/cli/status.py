@@ -223,9 +223,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "rows": _rows_text(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
         **({"route": f"`frazil route {one.name}` checks the routed tables"} if one.routed else {}),
         **({"last changes": f"{_counts_text(one.changes)} in the writer's newest batch"} if one.changes else {}),
-        **(
-            {} if one.replayed_at_ms is None else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {replayed}"}
-        ),
+        **({"last replay": replayed} if replayed else {}),
         **({"backfill": one.backfill} if one.backfill else {}),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),

@@ -130,6 +130,15 @@ def _problems(spec: StreamSpec) -> Iterator[str]:
             check_supported(records_schema(spec), spec.source.format)
         except SpecError as error:
             yield str(error)
+    if any(column.default is not None for column in spec.record_columns):
+        from frazil.ingest.formats.fields import default_of  # noqa: PLC0415
+        from frazil.spec.iceberg import records_schema  # noqa: PLC0415
+
+        for field in records_schema(spec).fields:
+            try:
+                default_of(field, spec.units.get(field.name))
+            except SpecError as error:
+                yield str(error)
     try:
         _transform_columns(spec)
     except SpecError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,8 @@ from pyiceberg.types import NestedField
 from frazil.ingest.changes import KEPT, with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder
-from frazil.ingest.formats.fields import Unit, without_default
+from frazil.ingest.formats.fields import Unit, default_of, filled_with, without_default
+from frazil.ingest.schema_drift import SchemaDrift
 
 FIRST_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
@@ -46,24 +49,36 @@ class AliasedDecoder:
             for n, (name, column) in enumerate(aliases.items())
         ]
         own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
-        last = {column.field_id: one.field_id for one, column in zip(extra, aliases.values(), strict=True)}
-        of_own = {i: without_default(unit) if i in last else unit for i, unit in units.items()}
+        self._defaults = {
+            column.name: default
+            for column in aliases.values()
+            if (default := default_of(column, units.get(column.field_id))) is not None
+        }
+        of_own = {i: without_default(unit) if i in filled else unit for i, unit in units.items()}
         of_extra = {
-            one.field_id: units[i] if one.field_id == last[i] else without_default(units[i])
-            for one, i in zip(extra, (column.field_id for column in aliases.values()), strict=True)
-            if i in units
+            one.field_id: of_own[column.field_id]
+            for one, column in zip(extra, aliases.values(), strict=True)
+            if column.field_id in units
         }
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
+        self._columns = {name: column.name for name, column in aliases.items()}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
         if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename({name: column.name for name, column in aliases.items()}, self._required)
+            self._decode.rename(self._columns, self._required)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         decoded = self._decode(chunk)
-        arrays = [self._column(field, decoded.rows) for field in self._arrow_schema]
+        merged = [self._column(field, decoded.rows) for field in self._arrow_schema]
+        decoded = dataclasses.replace(
+            decoded, rows=self._update_omitted(decoded.rows, merged), drift=self._of_columns(decoded)
+        )
+        arrays = [
+            filled_with(column, self._defaults.get(field.name))
+            for column, field in zip(merged, self._arrow_schema, strict=True)
+        ]
         missing = np.zeros(len(decoded.kept), np.bool_)
         rejections = []
         for name in self._required:
@@ -76,13 +91,20 @@ class AliasedDecoder:
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
         others = decoded.rows.filter(good) if rejections else decoded.rows
         return Decoded(
-            with_others(rows, self._update_omitted(others, rows)),
+            with_others(rows, others),
             decoded.kept[~missing],
             [*decoded.rejections, *rejections],
             decoded.drift,
         )
 
-    def _update_omitted(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
+    def _of_columns(self, decoded: Decoded) -> SchemaDrift:
+        """Return the drift in which the casts of alias fields count for the columns that these fill."""
+        cast: Counter[str] = Counter()
+        for name, count in decoded.drift.cast.items():
+            cast[self._columns.get(name, name)] += count
+        return dataclasses.replace(decoded.drift, cast=dict(cast))
+
+    def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
         """Update the lists of columns that a change omits (`_frazil_kept`) after the aliases are merged.
 
         The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
@@ -92,7 +114,8 @@ class AliasedDecoder:
             return decoded
         lists = decoded.column(at).to_pylist()
         null = {
-            column.name: merged.column(column.name).is_null().to_pylist() for column in self._filled_columns.values()
+            column.name: merged[self._arrow_schema.get_field_index(column.name)].is_null().to_pylist()
+            for column in self._filled_columns.values()
         }
         for row, ids in enumerate(lists):
             if ids and not self._filled_columns.keys().isdisjoint(ids):
@@ -103,14 +126,5 @@ class AliasedDecoder:
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(field.name)
         for name in self._others.get(field.name, ()):
-            column = _fill_nulls(column, rows.column(name))
+            column = filled_with(column, rows.column(name))
         return column
-
-
-def _fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Fill the nulls of a column from another column. Arrow's `coalesce` does not support every type."""
-    if not column.null_count or other.null_count == len(other):
-        return column
-    places = np.arange(len(column))
-    places += len(column) * column.is_null().to_numpy()
-    return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(places))

@@ -19,7 +19,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
-from pyiceberg.types import DecimalType, NestedField, StructType
+from pyiceberg.types import DecimalType, NestedField
 
 from frazil.errors import SpecError
 from frazil.ingest.aliases import Make, aliased
@@ -32,7 +32,7 @@ from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, line_numbers, whole_records
 from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter, wrapped
-from frazil.ingest.formats.fields import Unit, record_path, unit_of
+from frazil.ingest.formats.fields import Unit, read_from, record_path, unit_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
@@ -186,8 +186,8 @@ def _reject_rows(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
     )
 
 
-PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
-"""Field ids of `payload` and of its first field. Kafka Connect sends JSON with a schema as `{schema, payload}`."""
+PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
+"""The object in which Kafka Connect sends JSON with a schema, `{schema, payload}`, and the id of its first field."""
 
 
 def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
@@ -206,13 +206,15 @@ class KeyFields:
 
     def __init__(self, make: Make, key: Schema, units: Mapping[int, Unit]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
-        inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
         # With a column of this name, keys with and without a schema look the same.
-        self._wrapped = "payload" not in key.column_names
-        payload = [NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)] * self._wrapped
-        of_inner = {PAYLOAD_IDS + n: units[f.field_id] for n, f in enumerate(plain) if f.field_id in units}
+        self._wrapped = PAYLOAD not in key.column_names
+        inner: list[NestedField] = []
+        of_inner: dict[int, Unit] = {}
+        for n, field in enumerate(plain if self._wrapped else []):
+            inner.append(field.model_copy(update={"field_id": PAYLOAD_IDS + n, "name": f"{PAYLOAD}.{field.name}"}))
+            of_inner[PAYLOAD_IDS + n] = read_from((PAYLOAD, field.name), units.get(field.field_id))
         self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
-        self._decode = make(Schema(*plain, *payload), {**units, **(of_inner if payload else {})})
+        self._decode = make(Schema(*plain, *inner), {**units, **of_inner})
 
     def __call__(self, chunk: Chunk) -> Decoded:
         there = np.flatnonzero(chunk.values.lengths != NULL)
@@ -232,7 +234,7 @@ class KeyFields:
         own = rows.column(name).combine_chunks()
         if not self._wrapped:
             return own
-        within = pc.struct_field(rows.column("payload").combine_chunks(), name)
+        within = rows.column(f"{PAYLOAD}.{name}").combine_chunks()
         if isinstance(own, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
             return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
         return pc.coalesce(own, within)

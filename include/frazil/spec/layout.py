@@ -33,8 +33,8 @@ _FITS = {
 _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )
-_PART = re.compile(r"\b(?:asc|desc|nulls)$", re.IGNORECASE)
-"""Pattern of a term that ends with part of a direction."""
+_PART = re.compile(r"\s(?:asc|desc|nulls)$", re.IGNORECASE)
+"""Pattern of a term that ends with part of a direction. A column may have such a name: `desc`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def parse_sort_term(text: str) -> SortTerm:
     if len(words) > 1 and words[-2].lower() == "nulls" and words[-1].lower() in {"first", "last"}:
         head, nulls = " ".join(words[:-2]), "first" if words[-1].lower() == "first" else "last"
     words = head.rsplit(None, 1)
-    if words and words[-1].lower() in {"asc", "desc"}:
-        head, direction = " ".join(words[:-1]), "asc" if words[-1].lower() == "asc" else "desc"
+    if len(words) > 1 and words[-1].lower() in {"asc", "desc"}:
+        head, direction = words[0], "asc" if words[-1].lower() == "asc" else "desc"
     if not head or _PART.search(head):
         raise ValueError("is not a sort term; write a column or transform, then asc or desc, then nulls first or last")
     by_default: Literal["first", "last"] = "first" if direction == "asc" else "last"

@@ -27,6 +27,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
     read: dict[FieldPath, str] = {}
+    by_name = {column.name: column for column in spec.record_columns}
     for column in spec.record_columns:
         if column.name in spec.beside_value or column.name == spec.rest:
             how = "a key or header" if column.name in spec.beside_value else "all other fields"
@@ -39,12 +40,27 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         for key, value, reason in _conversion_problems(spec, column):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
         for path, other in read.items():
-            length = min(len(path), len(column.path))
-            if path[:length] == column.path[:length]:
-                named = column if column.from_ else next(c for c in spec.record_columns if c.name == other)
+            outer = by_name[other] if len(path) < len(column.path) else column
+            if _overlap(path, column.path, spec.source.format.type) and not (
+                len(path) != len(column.path) and _is_text(spec, outer)
+            ):
+                named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
                 yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
         read[column.path] = column.name
+
+
+def _overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
+    """Return whether two paths lead to the same field, or one of them into the other's."""
+    length = min(len(one), len(other))
+    if form == "json" or len(one) == len(other):
+        return one[:length] == other[:length]
+    return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=False))
+
+
+def _is_text(spec: StreamSpec, column: Column) -> bool:
+    """Return whether a column keeps JSON text from which other columns can be read, too."""
+    return column.as_ == "json" and spec.source.format.type == "json" and envelope_of(spec.source.format) is None
 
 
 def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table

@@ -65,7 +65,7 @@ class ProgressFolder:
 
     def count_merged_rows(self, *, since: int) -> int:
         """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
-        values = [value for task, value in self._values() if task.startswith(_MERGE)]
+        values = [value for _, value in self._values(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)
 
@@ -84,11 +84,13 @@ class ProgressFolder:
                 read += value["records"]
         return RecordCounts(read, written)
 
-    def _values(self) -> Iterator[tuple[str, dict[str, int]]]:
+    def _values(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
+        """Read the files of the tasks whose names begin with `prefix`."""
         store = open_store(self.location, self.io)
         for file in store.list_files(self.location):
-            if data := store.get(file.path):
-                yield file.path.rpartition("/")[2], json.loads(data)
+            name = file.path.rpartition("/")[2]
+            if name.startswith(prefix) and (data := store.get(file.path)):
+                yield name, json.loads(data)
 
 
 def write_task(writer: int) -> str:

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from frazil.cli import run
 from frazil.cli.main import frazil
 from frazil.cli.marker import next_step
+from frazil.cli.status import Report
 from frazil.commit.reasons import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange
@@ -96,6 +97,12 @@ def test_a_stream_that_never_ran_has_no_table_and_no_writer(streams: Path):
     assert found["writer"]["state"] == "never launched"
     assert found["table-exists"] is False
     assert (found["desired"], found["epoch"], found["lag"], found["problems"]) == ("running", None, None, [])
+
+
+def test_the_last_replay_has_its_age_once():
+    state = StreamState("ticks", "demo.ticks", replayed={"inserted": 1_200, "stale": 0}, replayed_at_ms=NOW_MS - 60_000)
+    (line,) = (str(line) for line in Report(NOW_MS, [state], [], in_full=True).lines() if "last replay" in str(line))
+    assert line.split(None, 2)[2] == "1 min 0 s ago: 1,200 inserted"
 
 
 def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(

@@ -66,6 +66,18 @@ def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare,
     assert "schema.d" not in line
 
 
+def test_a_default_that_is_no_value_of_its_column_is_an_error(declare: Declare, tmp_path: Path) -> None:
+    at = {"type": "timestamptz", "unit": "ms", "default": 10**15}
+    columns = {"a": {"type": "date", "default": "yesterday"}, "b": {"type": "int", "default": 2**31}, "at": at}
+    declare(schema={"departed": "timestamptz not null", **columns, "ok": {"type": "date", "default": "2026-01-01"}})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 10
+    assert [line.partition("flights.yaml: ")[2] for line in result.stderr.splitlines()] == [
+        "schema.a.default: a: 'yesterday' is not a valid date",
+        "schema.b.default: b: the number 2147483648 is too big for int",
+    ]
+
+
 def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
     files = [declare("a.yaml"), declare("b.yaml")]
     result = CliRunner().invoke(frazil, ["validate", *map(str, files)])

@@ -116,6 +116,25 @@ def test_a_renamed_key_is_taken_from_an_event_under_either_name():
     assert list(found.drift.new) == [("new",)]
 
 
+def test_a_default_is_not_what_an_event_omits_under_a_former_name():
+    schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", StringType()))
+    make = partial(decoder, {"type": "json", "envelope": "debezium"})
+    text = "__debezium_unavailable_value"
+    states = [{"was": text}, {"older": text}, {"now": text}, {}, {"older": "x"}]
+    events = [json.dumps({"op": "u", "after": {"id": 1, **state}}).encode() for state in states]
+    found = aliased(make, schema, {2: {"default": "d"}}, {"was": 2, "older": 2})(Chunk.of_values(events))
+    assert [ids or None for ids in found.rows[KEPT].to_pylist()] == [[2], [2], [2], None, None]
+    assert found.rows["now"].to_pylist()[3:] == ["d", "x"]
+
+
+def test_casts_and_defaults_of_a_field_of_a_former_name_are_those_of_the_column():
+    schema = Schema(NestedField(1, "now", LongType(), required=True))
+    units = {1: {"cast": "lenient", "default": 5}}
+    values = [b'{"was": "7"}', b'{"now": 1}', b'{"now": "2", "was": 3}', b"{}"]
+    found = aliased(partial(decoder, "json"), schema, units, {"was": 1})(Chunk.of_values(values))
+    assert (found.rows["now"].to_pylist(), found.drift.cast) == ([7, 1, 2, 5], {"now": 2})
+
+
 def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> Decoded:
     """Updates without `before`, of a column `now`."""
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", kind))

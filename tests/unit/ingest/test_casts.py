@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,33 @@ def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
     assert [r.error for r in decoded.rejections] == ["x: a whole number (int) is needed, this is the string 'x'"]
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "found", "count"),
+    [
+        ({"type": "timestamptz", "unit": "ms"}, '"007"', "1970-01-01 00:00:00.007000+00:00", 1),
+        ({"type": "timestamptz", "unit": "us"}, '" +5 "', "1970-01-01 00:00:00.000005+00:00", 1),
+        ({"type": "timestamptz", "unit": "ms"}, '"1.5"', "x: a whole number (time in ms) is needed, this is the string '1.5'", 0),
+        ({"type": "timestamptz", "unit": "s"}, '"5.25"', "1970-01-01 00:00:05.250000+00:00", 0),
+        ({"type": "timestamptz", "unit": "s"}, "5.0", "1970-01-01 00:00:05+00:00", 0),
+        ({"type": "timestamptz", "unit": "s"}, '"007.5"', "1970-01-01 00:00:07.500000+00:00", 1),
+        ({"type": "timestamptz", "unit": "s"}, '" 5 "', "1970-01-01 00:00:05+00:00", 1),
+        ({"type": "decimal(5, 2)", "rounding": "half-up"}, "1.2345E+1", "12.35", 1),
+        ({"type": "decimal(5, 2)", "rounding": "half-up"}, "-1e-70", "0.00", 1),
+        ({"type": "decimal(5, 2)", "rounding": "half-up"}, "9.99995E2", "x: 1000.00 does not fit decimal(5, 2)", 0),
+        ({"type": "decimal(5, 2)", "rounding": "half-up"}, "1e400", "x: 1e400 does not fit decimal(5, 2)", 0),
+        ({"type": "long"}, "9007199254740993.0", "9007199254740993", 1),
+        ({"type": "long"}, '"9223372036854775808"', "x: the number 9223372036854775808 is too big for long", 0),
+        ({"type": "long"}, '"0x10"', "x: a whole number (long) is needed, this is the string '0x10'", 0),
+        ({"type": "double"}, '"1e400"', "x: the number 1e400 is too big for double", 0),
+    ],
+)  # fmt: skip
+def test_a_value_at_the_edge_of_a_form_is_exact_or_a_dead_letter(
+    column: dict[str, Any], value: str, found: str, count: int
+) -> None:
+    outcome = loaded(value, {**column, "cast": "lenient"})
+    assert outcome == found if isinstance(outcome, str) else (str(outcome[0]), outcome[1].get("x", 0)) == (found, count)
+
+
 def test_avro_values_are_cast_too() -> None:
     schema = {
         "type": "record",
@@ -149,6 +178,36 @@ def test_captured_changes_have_values_that_mean_null_and_defaults() -> None:
     assert [str(value) for value in decoded.rows["until"].to_pylist()] == [
         "9999-12-31 00:00:00+00:00", "1970-01-01 00:00:00.000005+00:00", "9999-12-31 00:00:00+00:00",
     ]  # fmt: skip
+
+
+KEPT = "__debezium_unavailable_value"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "found"),
+    [
+        ({"type": "string", "null-if": ["-"]}, KEPT, (None, [2])),
+        ({"type": "string", "null-if": ["-"]}, "-", (None, None)),
+        ({"type": "binary", "null-if": ["AA=="]}, base64.b64encode(KEPT.encode()).decode(), (None, [2])),
+        ({"type": "date", "null-if": [2147483647]}, 2147483647, (None, None)),
+        ({"type": "date", "null-if": [2147483647]}, 20454, (date(2026, 1, 1), None)),
+        ({"type": "date", "null-if": [2147483647]}, -(2**31), "x: '-2147483648 days since 1970' is not a valid date"),
+        ({"type": "date", "null-if": [2147483647], "default": "9999-12-31"}, 2147483647, (date(9999, 12, 31), None)),
+        ({"type": "time", "null-if": [-1]}, 3_723_000_001, (time(1, 2, 3, 1), None)),
+        ({"type": "time", "null-if": [-1]}, 86_400_000_000, "x: '86400000000 microseconds' is not a valid time"),
+    ],
+)  # fmt: skip
+def test_values_that_mean_null_leave_the_other_values_of_captured_changes_as_they_are(
+    column: dict[str, Any], value: Any, found: Any
+) -> None:
+    """Omitted values have a placeholder, and dates arrive as numbers, whether or not a column has `null-if`."""
+    columns = {"id": "long not null", "x": column}
+    spec = declared(columns, {"type": "json", "envelope": "debezium"}, mode="upsert", key="id")
+    spec["event-time"] = "kafka_timestamp"
+    event = {"op": "u", "after": {"id": 1, "x": value}, "source": {}}
+    decoded = decode([json.dumps(event).encode()], spec)
+    rows = [(row["x"], row["_frazil_kept"]) for row in decoded.rows.to_pylist()]
+    assert [*rows, *(r.error for r in decoded.rejections)] == [found]
 
 
 @pytest.mark.parametrize(

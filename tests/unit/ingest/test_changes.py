@@ -139,6 +139,20 @@ def test_a_tombstone_deletes_the_row_whose_key_has_the_fields_of_its_own(
     assert "key" not in dead_letters[8]
 
 
+def test_a_lenient_key_is_cast_in_tombstones_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, StreamSpec.model_validate({**BY_FIELDS, "cast": "lenient"}), monkeypatch)
+    key = b'{"id": "2", "day": "1767225600000"}'
+    records = [
+        Record(b'{"id": "1", "day": 1767225600000, "price": 1.0}', b"whatever"),
+        Record(None, key),
+        Record(None, b'{"schema": {"type": "struct"}, "payload": %s}' % key),
+    ]
+    found = changes(world.stage(records, context(world)))
+    assert [(row["id"], row["day"], row[CHANGE]) for row in found.values()] == [
+        (1, DAY, UPSERT), (2, DAY, DELETE), (2, DAY, DELETE),
+    ]  # fmt: skip
+
+
 def test_a_key_column_may_have_the_name_of_what_connect_puts_around_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import decoder, quoter
 from frazil.ingest.formats.fields import record_path
 from frazil.ingest.formats.json import decoder as json_decoder
@@ -185,6 +186,63 @@ def test_avro_and_protobuf_have_paths_too() -> None:
     decoded = decode([proto(value) for value in values], declared(columns, form))
     assert decoded.rows.select([*columns]).to_pylist() == [{"deep": 5, "first": "é", "many": 2}]
     assert [(r.index, r.error) for r in decoded.rejections] == [(1, "many: required, and missing or null")]
+
+
+def test_elements_of_one_list_may_be_read_in_several_ways() -> None:
+    """In Avro, all elements of a list have one type. A column may still have another, or values that mean null."""
+    schema = {"type": "record", "name": "R", "fields": [{"name": "l", "type": {"type": "array", "items": "long"}}]}
+    form = {"type": "avro", "schema-text": json.dumps(schema)}
+    columns = {
+        "a": {"type": "int", "from": "l[0]"}, "b": {"type": "long", "from": "l[1]", "null-if": [2]},
+        "c": {"type": "string", "as": "json", "from": "l[2]"},
+    }  # fmt: skip
+    decoded = decode([avro({"l": one}, schema) for one in ([1, 2, 3], [1, 2**40], [2**40, 1])], declared(columns, form))
+    assert decoded.rows.select([*columns]).to_pylist() == [
+        {"a": 1, "b": None, "c": "3"}, {"a": 1, "b": 2**40, "c": None},
+    ]  # fmt: skip
+    assert [r.error for r in decoded.rejections] == ["a: the number 1099511627776 is too big for int"]
+    one = {"b": {"type": "long", "from": "l[1]", "null-if": [2]}}
+    assert decode([avro({"l": [1, 2]}, schema)], declared(one, form)).rows["b"].to_pylist() == [None]
+    said = problem(
+        {"a": {"type": "string", "as": "json", "from": "l[0]"}, "b": {"type": "int", "from": "l[1].x"}}, form
+    )
+    assert "is also read by the column a" in said
+
+
+def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_other_case_of_it_is_new() -> None:
+    columns = {"id": {"type": "int", "from": "p.id", "required": True}, "Name": {"type": "string", "from": "q.x"}}
+    spec = StreamSpec.model_validate(declared(columns), by_alias=True, by_name=False)
+    table = iceberg.schema(spec)
+    units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    values = [b'{"z": 1}', b'{"p": {"id": 1}, "P": {"id": 1}, "Q": {"x": "y"}, "name": "n"}']
+    found = decoder("json", record_schema(table, spec.coordinates), units, "full")(Chunk.of_values(values)).drift
+    assert (found.optional, found.new) == ({("id",)}, {})
+
+
+def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
+    columns = {
+        "payload": {"type": "string", "as": "json"}, "id": {"type": "long", "from": "payload.id"},
+        "kind": {"type": "string", "from": "payload.a.kind", "default": "none"},
+        "n": {"type": "int", "from": "payload.n[1]", "cast": "lenient"},
+        "data": {"type": "string", "as": "json", "from": "payload.data"},
+        "deep": {"type": "int", "from": "payload.data.x"}, "r": "string",
+    }  # fmt: skip
+    texts = [
+        '{"id": 1, "a": {"kind": "k"}, "n": [0, "7"], "b": 1.50}', "null", '"text"', '{"id": "x"}',
+        '{"id" : 2, "q": {"s": 1, "s": 2}, "data": {"x": 3} }', '{"id": 1, "id": 2}',
+    ]  # fmt: skip
+    decoded = decode([f'{{"payload": {text}, "y": 1}}'.encode() for text in texts], declared(columns, rest="r"))
+    assert [tuple(row.values())[:-1] for row in decoded.rows.to_pylist()] == [
+        (texts[0], 1, "k", 7, None, None, '{"y": 1}'), (None, None, "none", None, None, None, '{"y": 1}'),
+        (texts[4], 2, "none", None, '{"x": 3}', 3, '{"y": 1}'),
+    ]  # fmt: skip
+    assert (decoded.kept.tolist(), decoded.drift.cast) == ([0, 1, 4], {"n": 1})
+    assert [(r.index, r.error) for r in decoded.rejections] == [
+        (2, "payload: an object is needed, this is the string 'text'"),
+        (3, "id: a whole number (long) is needed, this is the string 'x'"),
+        (5, "id: given twice"),
+    ]
+    assert "is also read by the column payload" in problem({**columns, "r": {"type": "string", "from": "payload"}})
 
 
 def test_a_captured_row_has_fields_of_other_names() -> None:

@@ -252,7 +252,7 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     table = world.table()
     prepared = SnapshotWriter(waiting.staged_for("main"))
     prepared.prepare(table, summary={}, now_ms=world.made.now_ms)
-    Path(prepared.attempts[0].manifest_list.removeprefix("file://")).unlink()
+    Path(prepared.attempts[0].snapshot.manifest_list.removeprefix("file://")).unlink()
     staged = gone.write(table, BatchKey(1, 2), "main", {0: [2]})
     tagged = table.current_snapshot()
     assert tagged is not None

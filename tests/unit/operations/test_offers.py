@@ -101,7 +101,7 @@ def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[
 def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_dead_letters_are_replayed():
     spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
     assert possible_actions(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
-    assert "finish it, or end it with `frazil backfill ticks --abandon`" in (
+    assert "finish the backfill, or end it with `frazil backfill ticks --abandon`" in (
         refusal(PageAction.REPLAY, spec, now) or ""
     )
     assert possible_actions(spec, replace(now, backfill=replace(BACKFILL, state=BackfillState.PUBLISHED)))[3:] == (

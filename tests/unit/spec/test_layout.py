@@ -60,6 +60,8 @@ def test_a_term_that_cannot_be_read_says_why(text: str, why: str) -> None:
         ("a nulls last", "a asc nulls last"),
         ("Event Time  desc", "Event Time desc nulls last"),
         ("day( Event Time ) nulls first", "day(Event Time) asc nulls first"),
+        ("desc", "desc asc nulls first"),
+        ("asc desc nulls first", "asc desc nulls first"),
     ],
 )
 def test_a_sort_term_has_icebergs_defaults(text: str, whole: str) -> None:
@@ -67,7 +69,7 @@ def test_a_sort_term_has_icebergs_defaults(text: str, whole: str) -> None:
     assert parse_sort_term(whole) == parse_sort_term(text)
 
 
-@pytest.mark.parametrize("text", ["a desc nulls", "a asc desc", "desc", "day(a) b", "a, b", ""])
+@pytest.mark.parametrize("text", ["a desc nulls", "a asc desc", "nulls last", "day(a) b", "a, b", ""])
 def test_a_sort_term_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="term"):
         parse_sort_term(text)

@@ -54,6 +54,13 @@ BEGAN_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 
 
+def test_the_rows_of_a_merge_are_counted_without_reading_what_staging_wrote(tmp_path: Path):
+    progress = ProgressFolder(str(tmp_path), {}, attempt=BEGAN_MS)
+    progress.write_merged(0, rows=3)
+    (tmp_path / "0.json").write_text("cut off {")
+    assert progress.count_merged_rows(since=BEGAN_MS) == 3
+
+
 class MergingWriter:
     """A writer that merges one change of each of twelve files, as its supervisor sees it; the test moves the clock."""
 

@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder, RestDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
 from frazil.ingest.formats.csv.lines import Line
-from frazil.ingest.formats.fields import Unit, reading_fields
+from frazil.ingest.formats.fields import Records, Unit, reading_fields
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quote_value
@@ -154,9 +154,9 @@ def decoder(
         def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
             return EnvelopeDecoder(lambda *of: _add_framing(declared, make(*of)), schema, units, envelope)
 
-        made = reading_fields(of_events, schema, units, lists=lists)
+        made = reading_fields(of_events, schema, units, Records(lists=lists, times=envelope.times == "numbers"))
     else:
-        made = _add_framing(declared, reading_fields(make, schema, units, within=_unwrap_path(declared), lists=lists))
+        made = _add_framing(declared, reading_fields(make, schema, units, Records(_unwrap_path(declared), lists)))
     made = _with_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
         made.withhold(hidden)

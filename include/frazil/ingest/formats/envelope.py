@@ -36,7 +36,7 @@ from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
 from frazil.ingest.formats.unavailable import PlaceholderFinder, hides_null
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 from frazil.ingest.source_log import POSITIONS, positions
@@ -88,6 +88,7 @@ class EnvelopeDecoder:
         self._unavailable = PlaceholderFinder(envelope.unavailable)
         self._null_hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
+        self._as_json = {field.name for field in schema.fields if units.get(field.field_id) == AS_TEXT}
         self._make_decoder = partial(self._make, make, schema, units)
         self._decode = self._make_decoder()
         self._widening: bool | None = None
@@ -287,7 +288,7 @@ class EnvelopeDecoder:
         for field in self._columns:
             if field.name in key:
                 continue
-            mask, values = self._unavailable(columns[field.name])
+            mask, values = self._unavailable(columns[field.name], as_json=field.name in self._as_json)
             mask &= ~snapshot
             if mask.any():
                 masks[field.name] = mask

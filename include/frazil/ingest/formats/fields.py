@@ -24,8 +24,8 @@ from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
-from frazil.ingest.formats.json.types import AS_TEXT, LISTED, OF_REST
-from frazil.ingest.formats.lenient import rewritten, rounded, rules_of, without
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
+from frazil.ingest.formats.lenient import from_numbers, rewritten, rounded, rules_of, without
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
 from frazil.spec.paths import FieldPath
 
@@ -80,6 +80,12 @@ def without_default(unit: Unit) -> Unit:
     return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
 
 
+def read_from(path: FieldPath, unit: Unit | None) -> Unit:
+    """Return how a column is read from a field at this path, and otherwise as `unit` describes."""
+    plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
+    return {**plain, "from": path}
+
+
 def has_aliases(unit: Unit | None) -> bool:
     """Return whether a field with a former name of the column may fill it."""
     return unit != OF_REST and Reading.of(unit).path is None
@@ -90,30 +96,30 @@ def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
     return (*(Reading.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
-def reading_fields(
-    make: Make, schema: Schema, units: Mapping[int, Unit], *, within: Path = (), lists: bool = True
-) -> Decoder:
-    """Return a decoder that reads each column as `units` describes.
+@dataclass(frozen=True, slots=True)
+class Records:
+    """How the records of a format are built."""
 
-    `within` leads to the object that has the fields. `lists` is false if a list may have values of different types.
-    """
-    if within or not all(isinstance(unit, str) for unit in units.values()):
-        return FieldsDecoder(make, schema, units, within=within, lists=lists)
+    within: Path = ()
+    """The path of the object that has the fields."""
+    lists: bool = True
+    """Whether all elements of a list have the same type."""
+    times: bool = False
+    """Whether numbers may stand for dates and times, as in Debezium's events."""
+
+
+def reading_fields(make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> Decoder:
+    """Return a decoder that reads each column as `units` describes."""
+    if records.within or not all(isinstance(unit, str) for unit in units.values()):
+        return FieldsDecoder(make, schema, units, records)
     return make(schema, cast("Mapping[int, str]", units))
 
 
 class FieldsDecoder:
     """Decodes records with fields at any place to the columns of one schema."""
 
-    def __init__(
-        self,
-        make: Make,
-        schema: Schema,
-        units: Mapping[int, Unit],
-        *,
-        within: Path,
-        lists: bool,
-    ) -> None:
+    def __init__(self, make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> None:
+        within, lists = records.within, records.lists
         readings = {field_id: Reading.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
         self._within = within
@@ -122,18 +128,27 @@ class FieldsDecoder:
         }
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._defaults = {
-            field.name: _default(field, units, default)
+            field.name: default
             for field in schema.fields
-            if (default := readings.get(field.field_id, _PLAIN).default) is not None
+            if (default := default_of(field, units.get(field.field_id))) is not None
         }
+        self._inside = self._inside_texts(schema, units, plain) if not lists else {}
+        inner = {name for decode in self._inside.values() for name in decode.columns}
+        fields = [field for field in schema.fields if field.name not in inner]
+        self._own = [field.name for field in fields]
+        shape = _Shape(lists=lists)
+        forms: dict[FieldPath, set[tuple[IcebergType, Reading]]] = {}
+        for field in fields:
+            form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN), path=None))
+            forms.setdefault(shape.steps(self._paths[field.name]), set()).add(form)
         texts = {
             field: reading
-            for field in schema.fields
-            if (reading := readings.get(field.field_id)) and reading.needs_text(field)
+            for field in fields
+            if (reading := readings.get(field.field_id, _PLAIN)).needs_text(field)
+            or len(forms[shape.steps(self._paths[field.name])]) > 1  # elements of one list, read in several ways
         }
-        self._texts = _Texts(texts, plain, self._defaults) if texts else None
-        shape = _Shape(lists=lists)
-        for field in schema.fields:
+        self._texts = _Texts(texts, plain, self._defaults, times=records.times) if texts else None
+        for field in fields:
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
             optional = {"required": False} if field.name in self._defaults else {}
             shape.put((*within, *self._paths[field.name]), field.model_copy(update={**as_text, **optional}))
@@ -142,11 +157,38 @@ class FieldsDecoder:
         self._decode = make(record, {**plain, **of_texts, **shape.units})
         self._optional = [
             field.name
-            for field in schema.fields
+            for field in fields
             if field.required and field not in texts and any(isinstance(step, int) for step in self._paths[field.name])
         ]
         before = {".".join(map(str, shape.steps((*within, *path)))): name for name, path in self._paths.items()}
         self._errors = sorted(before.items(), reverse=True)
+
+    def _inside_texts(
+        self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
+    ) -> dict[str, FieldsDecoder]:
+        """Map each column with JSON text to a decoder of this text, for the other columns that are read from it."""
+        from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
+
+        outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
+        inside: dict[FieldPath, list[NestedField]] = {}
+        for field in schema.fields:
+            path = self._paths[field.name]
+            if around := [one for one, _ in outer if len(one) < len(path) and path[: len(one)] == one]:
+                inside.setdefault(min(around, key=len), []).append(field)
+        names = dict(outer)
+        return {
+            names[path]: FieldsDecoder(
+                JsonDecoder,
+                Schema(*fields),
+                {f.field_id: read_from(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
+                Records((".".join(map(str, path)),), lists=False),
+            )
+            for path, fields in inside.items()
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self._arrow_schema.names]
 
     def withhold(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths of columns from the `rest` column, wherever records have them."""
@@ -161,6 +203,8 @@ class FieldsDecoder:
             self._decode.report_drift(widening=widening, within=inside)
         if self._texts and widening:
             self._texts.decode.report_drift(widening=True)
+        for decode in self._inside.values() if widening else ():
+            decode.report_drift(widening=True)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         if isinstance(self._decode, RenamingDecoder):
@@ -168,17 +212,28 @@ class FieldsDecoder:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         decoded = self._decode(chunk)
-        names = self._arrow_schema.names
-        rows = [_column(decoded.rows, (*self._within, *self._paths[name])) for name in names]
-        moved = with_others(pa.Table.from_arrays(rows, names=names), decoded.rows)
+        rows = [_column(decoded.rows, (*self._within, *self._paths[name])) for name in self._own]
+        moved = with_others(pa.Table.from_arrays(rows, names=self._own), decoded.rows)
         rejections = [r._replace(error=self._in_columns(r.error)) for r in decoded.rejections]
         drift = self._of_columns(decoded.drift)
         found = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
         if self._texts:
             found = self._texts(found)
-        rows = [_filled(found.rows.column(name), self._defaults.get(name)) for name in names]
+        for name, decode in self._inside.items():
+            found = decode.of_texts(found, name)
+        names = self.columns
+        rows = [filled_with(found.rows.column(name), self._defaults.get(name)) for name in names]
         found = dataclasses.replace(found, rows=with_others(pa.Table.from_arrays(rows, names=names), found.rows))
         return without_missing(found, self._optional, self._arrow_schema)
+
+    def of_texts(self, decoded: Decoded, name: str) -> Decoded:
+        """Add the columns that are read from the JSON texts of the column `name`."""
+        texts = pc.fill_null(_whole(decoded.rows.column(name)), "null")
+        (key,) = self._within
+        around = _text(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text("}\n"), _text("")
+        found = self(Chunk.of_column(_lines(pc.binary_join_element_wise(*around))))
+        drift = dataclasses.replace(found.drift, new={}, records=0, unknown=0, names=())
+        return _again(decoded, dataclasses.replace(found, drift=drift), self.columns)
 
     def _in_columns(self, error: str) -> str:
         """Return the error text with the column's name instead of its path in the record."""
@@ -192,17 +247,23 @@ class FieldsDecoder:
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
-        outer = {path[:1] for path in names if len(path) > 1}
+        known = {str(first).lower() for path in names for first in (path[0], names[path])}
 
         def moved(path: Path) -> Path | None:
             for end in range(len(path), 0, -1):
                 if (name := names.get(path[:end])) is not None:
                     return (name, *path[end:])
-            return None if path[:1] in outer or path[0] in self._paths else path
+            return None if path[0].lower() in known else path
 
         new = {there: kind for path, kind in drift.new.items() if (there := moved(path))}
         wider = {there: kind for path, kind in drift.wider.items() if (there := moved(path))}
-        optional = frozenset(there for path in drift.optional if (there := moved(path)))
+        around = {
+            (name,)
+            for path in drift.optional
+            for own, name in names.items()
+            if own[: len(path)] == path and not self._arrow_schema.field(name).nullable and name not in self._defaults
+        }
+        optional = frozenset(around | {there for path in drift.optional if (there := moved(path))})
         records = drift.records if new else 0
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
@@ -211,11 +272,17 @@ class _Texts:
     """Reads columns whose values arrived as JSON texts: casts the texts, and decodes them as strictly as records."""
 
     def __init__(
-        self, columns: Mapping[NestedField, Reading], units: Mapping[int, str], optional: Collection[str]
+        self,
+        columns: Mapping[NestedField, Reading],
+        units: Mapping[int, str],
+        optional: Collection[str],
+        *,
+        times: bool,
     ) -> None:
         from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
 
         self._columns = {field.name: (field, reading) for field, reading in columns.items()}
+        self._times = times
         fields = [
             field.model_copy(update={"required": field.required and field.name not in optional}) for field in columns
         ]
@@ -234,28 +301,35 @@ class _Texts:
                 values = rounded(values, field.field_type.scale, reading.rounding)
             if values is not texts:
                 cast[name] = pc.fill_null(pc.not_equal(values, texts), False)
+            if self._times:
+                values = from_numbers(values, field.field_type)
             parts += [
                 _text(f"{',' if n else '{'}{json.dumps(name, ensure_ascii=False)}:"),
                 pc.fill_null(values, "null"),
             ]
         records = pc.binary_join_element_wise(*parts, _text("}\n"), _text(""))
         found = self.decode(Chunk.of_column(_lines(records)))
-        order = np.argsort(found.kept, kind="stable")
-        places = found.kept[order]
-        rows = decoded.rows.take(pa.array(places))
-        for name in self._columns:
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, name, found.rows.column(name).take(pa.array(order)))
-        counts = {name: pc.sum(mask.take(pa.array(places))).as_py() or 0 for name, mask in cast.items()}
+        counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
-        rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
-        return dataclasses.replace(
-            decoded,
-            rows=rows,
-            kept=decoded.kept[places],
-            rejections=[*decoded.rejections, *rejections],
-            drift=joined_drift([decoded.drift, drift]),
-        )
+        return _again(decoded, dataclasses.replace(found, drift=drift), [*self._columns])
+
+
+def _again(decoded: Decoded, found: Decoded, names: Collection[str]) -> Decoded:
+    """Set columns to those of `found`, whose records are the rows of `decoded`. Rejects the records that it rejects."""
+    order = np.argsort(found.kept, kind="stable")
+    places = found.kept[order]
+    rows = decoded.rows.take(pa.array(places))
+    for name in names:
+        column, at = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
+        rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
+    rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
+    return dataclasses.replace(
+        decoded,
+        rows=rows,
+        kept=decoded.kept[places],
+        rejections=[*decoded.rejections, *rejections],
+        drift=joined_drift([decoded.drift, found.drift]),
+    )
 
 
 def _text(text: str) -> pa.Scalar:
@@ -274,24 +348,33 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
 
-def _default(field: NestedField, units: Mapping[int, Unit], value: Any) -> pa.ChunkedArray:
-    """Return the default of a column, as an array of one value. Raises SpecError if it is no value of the column."""
+def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
+    """Return the default of a column, as an array of one value; None if it has none.
+
+    Raises SpecError if the default is no value of the column.
+    """
     from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - as above
 
-    unit = unit_of(units.get(field.field_id))
-    decode = JsonDecoder(Schema(field), {} if unit is None else {field.field_id: unit})
-    decoded = decode(Chunk.of_values([json.dumps({field.name: value}).encode()]))
+    reading = Reading.of(unit)
+    if reading.default is None:
+        return None
+    decode = JsonDecoder(Schema(field), {field.field_id: reading.unit} if reading.unit else {})
+    decoded = decode(Chunk.of_values([json.dumps({field.name: reading.default}).encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
     return decoded.rows.column(0)
 
 
-def _filled(column: pa.ChunkedArray, default: pa.ChunkedArray | None) -> pa.ChunkedArray:
-    """Return the column with a default instead of nulls. Arrow's `fill_null` does not support every type."""
-    if default is None or not column.null_count:
+def filled_with(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
+    """Fill the nulls of a column from another column, or with its only value.
+
+    Arrow's `coalesce` and `fill_null` do not support every type.
+    """
+    if other is None or not column.null_count or other.null_count == len(other):
         return column
-    places = np.where(column.is_null().to_numpy(), len(column), np.arange(len(column)))
-    return pa.chunked_array([*column.chunks, *default.chunks], default.type).take(pa.array(places))
+    rows = np.arange(len(column))
+    places = np.where(column.is_null().to_numpy(), len(column) + (0 if len(other) == 1 else rows), rows)
+    return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(places))
 
 
 _PLAIN = Reading()
@@ -340,7 +423,7 @@ class _Shape:
     def _type(self, tree: Mapping[str | int, Any]) -> IcebergType:
         inner = self._fields(tree)
         if self._lists and isinstance(next(iter(tree)), int):
-            return ListType(self._id(), inner[0].field_type, element_required=False)
+            return ListType(inner[0].field_id, inner[0].field_type, element_required=False)
         return StructType(*inner)
 
     def _id(self) -> int:

@@ -6,8 +6,8 @@ The rewritten texts are then read as strictly as any other value.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 
 import pyarrow as pa
@@ -27,24 +27,25 @@ _NUMBER: tuple[Rule, ...] = (
     (r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"$', r"\1\2"),
     (r'^"(-?(?:NaN|Infinity))"$', r"\1"),
 )
-_EPOCH: tuple[Rule, ...] = ((r'^"\s*(-?[0-9]+)(?:\.0*)?\s*"$', r"\1"), (r"^(-?[0-9]+)\.0+$", r"\1"))
+_TRIMMED: tuple[Rule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
+_SECONDS: tuple[Rule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
+"""Times in seconds are numbers or strings, with or without a cast."""
 _RULES: Mapping[type[iceberg.IcebergType], tuple[Rule, ...]] = {
     iceberg.IntegerType: _WHOLE,
     iceberg.LongType: _WHOLE,
     iceberg.FloatType: _NUMBER,
     iceberg.DoubleType: _NUMBER,
-    iceberg.DecimalType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
+    iceberg.DecimalType: _TRIMMED,
     iceberg.BooleanType: ((r'^"\s*(?i:true)\s*"$|^"?1"?$', "true"), (r'^"\s*(?i:false)\s*"$|^"?0"?$', "false")),
     iceberg.StringType: ((r"^(-?[0-9][0-9.eE+-]*|true|false)$", r'"\1"'),),
-    iceberg.DateType: ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"')),
+    iceberg.DateType: _TRIMMED,
 }
-_SHORT = re.compile(r'"(?:[^"\\]|\\.){0,200}"')
 
 
 def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[Rule, ...]:
     """Return the rules by which texts of other forms become values of a type."""
     if unit is not None and isinstance(kind, iceberg.TimestampType | iceberg.TimestamptzType):
-        return _EPOCH
+        return _SECONDS if unit == "s" else _WHOLE
     return _RULES.get(type(kind), ())
 
 
@@ -55,19 +56,39 @@ def rewritten(texts: pa.Array, rules: Iterable[Rule]) -> pa.Array:
     return texts
 
 
+def from_numbers(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
+    """Replace the numbers that Debezium writes for dates and times by the texts that JSON has for them."""
+
+    def day(text: str) -> str:
+        try:
+            return f'"{date(1970, 1, 1) + timedelta(int(text))}"'
+        except OverflowError:
+            return f'"{text} days since 1970"'
+
+    def time(text: str) -> str:
+        number = int(text)
+        if not 0 <= number < 24 * 3600 * 10**6:
+            return f'"{text} microseconds"'
+        return f'"{(datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=number)).time()}"'
+
+    makers: Mapping[type[iceberg.IcebergType], Callable[[str], str]] = {iceberg.DateType: day, iceberg.TimeType: time}
+    if (make := makers.get(type(kind))) is None:
+        return texts
+    return _each(texts, pc.match_substring_regex(texts, r"^-?[0-9]{1,19}$"), make)
+
+
 def rounded(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
     """Round the numbers with more than `scale` digits after the point. Other texts stay unchanged."""
 
     def one(text: str) -> str:
         number = Decimal(text.strip('"'))
-        if not -60 < number.adjusted() < 60:
+        if number.adjusted() > 60:
             return text
         made = number.quantize(Decimal(1).scaleb(-scale), ROUNDINGS[rounding], Context(prec=200))
         return text if made == number else f'"{made:f}"'
 
-    pattern = (
-        rf'^"?-?[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}"?$|^"?-?[0-9]{{1,60}}(?:\.[0-9]{{1,60}})?[eE]-?[0-9]{{1,3}}"?$'
-    )
+    with_exponent = r"[0-9]{1,60}(?:\.[0-9]{1,60})?[eE][+-]?[0-9]{1,3}"
+    pattern = rf'^"?-?(?:[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}|{with_exponent})"?$'
     return _each(texts, pc.match_substring_regex(texts, pattern), one)
 
 

@@ -60,6 +60,7 @@ class PlaceholderFinder:
         self._text, self._data, self._uuid = placeholder, data, named
         hstore = json.dumps({placeholder: placeholder}, separators=(",", ":"), ensure_ascii=False)
         self._texts = [placeholder, hstore, *in_text]
+        self._json_texts = [json.dumps(text, ensure_ascii=False) for text in self._texts]
         self._element_texts = [placeholder, str(named), in_text[0]]
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
@@ -81,8 +82,13 @@ class PlaceholderFinder:
             return StructOf({name: part for name, part in found_type.fields.items() if name != self._text})
         return found_type
 
-    def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-        """Return a mask of the placeholders in a column, and the column without the added placeholder field."""
+    def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
+        """Return a mask of the placeholders in a column, and the column without the added placeholder field.
+
+        If `as_json`, the values are JSON texts, whatever the column's type.
+        """
+        if as_json:
+            return true_where(pc.is_in(values, pa.array(self._json_texts, values.type))), values
         if not pa.types.is_struct(values.type):
             return self._find(values), values
         at = values.type.get_field_index(self._text)
