@@ -154,7 +154,7 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
     states = page.locator("[data-name=State] .badge").all_inner_texts()
     words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
-    assert list(words)[:3] == ["wishes", "payments", "inventory"]
+    assert list(words)[:3] == ["wishes", "payments", "clicks"]
     assert words["payments"] == "given up"
     assert words["inventory"] == "waits for catalog or storage"
     assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
