@@ -65,8 +65,8 @@ RULES = {
     "lag": Rule("lag"),
     "declaration": Rule(None, Hold.NONE),
     "table": Rule(None, Hold.NONE),
-    "writer": Rule("writer-down"),
-    "restarts": Rule("restarts"),
+    "writer": Rule("writer-down", Hold.NONE),
+    "restarts": Rule("restarts", Hold.NONE),
     "registry": Rule(None),
     "stall": Rule(None),
     "waiting-batches": Rule("waiting-batches"),
@@ -105,6 +105,10 @@ _NOTES = """\
 - `freshness` is at least {intervals} times the longest declared commit interval.
 - `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
   [restarted](exit-codes.md).
+- `stall` and `registry` fire after `maintenance.alerts.stall`. A watermark that does not move is a stall too, but the
+  writer writes: that alert fires after `hold`.
+- `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
+  incident, with one notification when the first fires, and one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
 - `dead-letters` and `stale-changes` measure the last hour. An hour with fewer than {records} records is extended until
@@ -133,7 +137,9 @@ def render() -> str:
 
 
 def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
-    hold = Hold.NONE if reading is not None and reading.hold_ms == 0 else format_duration(Alerts().hold)
+    own_ms = None if reading is None else reading.hold_ms
+    after = Alerts().hold if own_ms is None else timedelta(milliseconds=own_ms)
+    hold = format_duration(after) if after else Hold.NONE
     key = "dead-letters-per-minute" if rule == RATE else RULES[rule].threshold
     if reading is None or key is None:
         return "–", "–", hold, "–"

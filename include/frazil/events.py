@@ -84,8 +84,8 @@ class LagMeasured:
     unread: Mapping[TopicPartition, int]
     """The lag of each topic-partition that has any."""
     freshness_ms: int
-    """Time since the last commit, or since this writer started if it has committed nothing; 0 if no records are
-    unread.
+    """Largest possible age of the oldest unread record; 0 without one. Time since the last commit, or since this writer
+    started, if the age is unknown.
     """
     backpressure_ms: int
     """Time by which the last batch, or the current one so far, exceeds the commit interval; 0 if it does not."""

@@ -89,6 +89,14 @@ def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open
     expect(inside.get_by_role("heading", name="Streams")).to_be_visible()
     expect(inside.locator("html[data-theme=dark]")).to_have_count(1)
     expect(page.get_by_role("link", name="Streams").first).to_be_visible()
+    inside.get_by_role("link", name="shop.shipments", exact=True).first.click()
+    expect(inside.get_by_role("heading", name="Held windows")).to_be_visible()
+    inside.locator("[data-key^=held-]").first.click()
+    expect(inside.locator(".cell.chosen")).to_have_count(1)
+    assert "#/table/shop.shipments?window=" in page.url
+    page.reload()
+    expect(inside.locator(".cell.chosen")).to_have_count(1)
+    expect(inside.get_by_role("button", name="Release 20").first).to_be_visible()
 
 
 @pytest.mark.usefixtures("server")
@@ -146,9 +154,9 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
     states = page.locator("[data-name=State] .badge").all_inner_texts()
     words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
-    assert list(words)[:3] == ["wishes", "inventory", "payments"]
+    assert list(words)[:3] == ["wishes", "payments", "clicks"]
     assert words["payments"] == "given up"
-    assert words["inventory"] == "crash-looping"
+    assert words["inventory"] == "waits for catalog or storage"
     assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
     assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
     for said in ("its key has expired", "37,970 records wait", "quality gates hold back 1 window", "are dead letters"):

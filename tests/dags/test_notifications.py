@@ -189,7 +189,7 @@ def test_an_alert_that_could_not_be_reported_is_reported_again_after_the_others(
     keys: list[str] = []
 
     def fragile(given: Any) -> None:
-        key = given["frazil"].key
+        key = given["frazil"].key.removesuffix("/not writing")
         keys.append(key)
         if key.endswith("s0") and (is_away or keys.count(key) == 1):
             raise ConnectionError("the chat is away")

@@ -7,6 +7,7 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,6 +78,19 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), attribute)
         light.end_light()
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand, or raise an error that suggests the command with the most similar name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            similar = get_close_matches(args[0], COMMANDS, n=1)
+            if not similar:
+                raise
+            said = f"{error.message.rstrip('.')}; did you mean `frazil {similar[0]}`?"
+            raise click.UsageError(said, ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete subcommands' names without importing their modules, because a shell calls this at each press of the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import signal
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
-from frazil.host.writer_log import last_error
+from frazil.host.writer_log import first_error, last_error
 
 WITH_APPLICATION = "ended with its application"
 """`stopped_for` of a stream's writer that ran until its application's process ended."""
@@ -20,8 +19,6 @@ KILLED = "the writer was killed by another user or program, or by the kernel (ou
 """The error recorded after a SIGKILL that frazil did not send."""
 UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
 """The reason recorded for a writer that was killed with its parent."""
-_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
-"""A line of a Java stack trace, which says little without its beginning."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -54,7 +51,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
         error = None
     elif not error:
         # The error in the writer's last heartbeat, otherwise the end of its log.
-        error = (heartbeat.error if heartbeat else None) or _end_of_log(folder, launch, min_level=logging.NOTSET)
+        error = (heartbeat.error if heartbeat else None) or _end_of_log(folder, launch)
     _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
@@ -79,7 +76,7 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
 
 
 def _kill_reason(folder: Path, launch: Launch) -> str:
-    """Return why a killed process ended, with its last warning in the log, if any."""
+    """Return why a killed process ended, with the first error or the last warning in its log, if any."""
     request = _stop_request(folder, launch.id)
     how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED
     warning = _last_warning(folder, launch)
@@ -87,7 +84,7 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
 
 
 def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the error in the writer's last heartbeat, otherwise its last warning; None if neither exists."""
+    """Return the error in the writer's last heartbeat, otherwise in its log; None if neither has one."""
     if heartbeat is not None and heartbeat.error is not None:
         return heartbeat.error
     warning = _last_warning(folder, launch)
@@ -95,14 +92,17 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _last_warning(folder: Path, launch: Launch) -> str | None:
-    end = (_end_of_log(folder, launch, min_level=logging.WARNING) or "").splitlines()
-    warning = "\n".join(line for line in end if not _FRAME.match(line))
+    if launch.kind is LaunchKind.HOSTED:  # see `_end_of_log`
+        return None
+    if error := first_error(folder):
+        return f"Its first error: {error}"
+    warning = last_error(folder, min_level=logging.WARNING)
     return f"Its last warning: {warning}" if warning else None
 
 
-def _end_of_log(folder: Path, launch: Launch, *, min_level: int) -> str | None:
+def _end_of_log(folder: Path, launch: Launch) -> str | None:
     """Return the end of the log; None for a hosted writer, whose application's log covers other streams too."""
-    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, min_level=min_level)
+    return None if launch.kind is LaunchKind.HOSTED else last_error(folder)
 
 
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:

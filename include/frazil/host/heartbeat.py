@@ -25,6 +25,8 @@ class Phase(StrEnum):
 
 
 class StallKind(StrEnum):
+    KAFKA = "kafka"
+    """No broker answers. Nothing is lost, and the writer continues by itself once one does."""
     OFFSETS = "offsets"
     """Unread records exist, and the writer makes no progress towards committing them."""
     WATERMARK = "watermark"
@@ -68,6 +70,8 @@ class Heartbeat:
     """Number of rows, of changes and of the table, that the current merge has read so far."""
     lag: int | None = None
     """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
+    caught_up_at_ms: int | None = None
+    """Time of Kafka's newest answer whose records are all committed, so no waiting record is older; None if unknown."""
     in_transactions: int = 0
     """Number of offsets beyond `lag`, which wait for transactions to end."""
     backpressure_ms: int = 0

@@ -26,6 +26,10 @@ MAX_ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
 """Matches the start of a log line of frazil or Spark: date, time and level."""
+_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
+"""A line of a Java stack trace, which says little without its beginning."""
+_HARMLESS = re.compile(r"Unable to load native-hadoop library")
+"""Warnings of every Spark session, which explain no end."""
 _OMITTED = "... "
 _COPY_BLOCK_BYTES = 1024**2
 
@@ -134,16 +138,31 @@ def with_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[
         yield level, line
 
 
+def first_error(folder: Path) -> str | None:
+    """Return the first error in the end of the log, which usually caused the others; None without one."""
+    lines = _levelled(folder, min_level=logging.ERROR)
+    return "\n".join(lines[:MAX_ERROR_LINES])[:MAX_ERROR_CHARACTERS] or None
+
+
 def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
     """Return the log's last lines, which usually explain a crash; None without lines of `min_level` or above."""
+    return "\n".join(_levelled(folder, min_level=min_level)[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
+
+
+def _levelled(folder: Path, *, min_level: int) -> list[str]:
+    """Return the last lines of `min_level` or above, without those that every Spark session logs.
+
+    With a level, without frames of stack traces too.
+    """
     lines = _last_lines(folder / LOG_FILE)
     if CONTINUES in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
     # A shortened log may begin within a traceback; a complete log begins with messages of Java and Spark.
     is_shortened = bool(lines) and lines[0].startswith(_OMITTED)
     first = logging.CRITICAL if is_shortened else logging.INFO
-    lines = [line for level, line in with_levels(lines[is_shortened:], level=first) if level >= min_level]
-    return "\n".join(lines[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
+    found = with_levels(lines[is_shortened:], level=first)
+    lines = [line for level, line in found if level >= min_level and not _HARMLESS.search(line)]
+    return [line for line in lines if not (min_level and _FRAME.match(line))]
 
 
 def _last_lines(log: Path) -> list[str]:

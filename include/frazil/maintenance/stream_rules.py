@@ -15,7 +15,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.aggregate.due import WaitingDay
-from frazil.host.heartbeat import Stall
+from frazil.host.heartbeat import StallKind
 from frazil.maintenance.alert_rules import Reading
 from frazil.partitions.completeness import waiting_text
 from frazil.partitions.windows import Window
@@ -25,7 +25,7 @@ from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, format_duration
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
-from frazil.status.state import StreamState
+from frazil.status.state import State, StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_BAD = 10
@@ -88,8 +88,9 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
         "nothing"
     )
     shown = "the schema registry does not answer" if state.registry else "no writer waits for a schema registry"
-    yield Reading("registry", int(state.registry), 0, shown, sentence)
-    yield _stall_reading(name, state.stall)
+    hold_ms = min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
+    yield Reading("registry", int(state.registry), 0, shown, sentence, hold_ms=hold_ms)
+    yield _stall_reading(state, alerts, hold_ms)
     yield from _batch_readings(state, alerts)
 
 
@@ -100,7 +101,9 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"help. {state.last_words} {status} and its writer.log have details"
     )
     shown = f"{counted(state.crashes, 'start')} without a commit"
-    yield Reading("restarts", state.crashes, alerts.restarts, shown, sentence)
+    # A service that does not answer is reported by the rule `stall` or `registry`.
+    crashes = 0 if state.unreachable_since_ms is not None else state.crashes
+    yield Reading("restarts", crashes, alerts.restarts, shown, sentence, hold_ms=0)
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
     seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else ago(flow.measured_ms)
     sentence = (
@@ -180,15 +183,20 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
         f"`frazil pause {name}` ends the alert"
     )
     shown = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"
-    return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence)
+    down_s = 0 if state.unreachable_since_ms is not None else down_s
+    return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence, hold_ms=0)
 
 
-def _stall_reading(name: str, stall: Stall | None) -> Reading:
+def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
+    stall, name = state.stall, state.name
+    if state.state in {State.KAFKA_UNREACHABLE, State.OUTAGE, State.TABLE_UNREADABLE}:
+        return Reading("stall", 1, 0, str(state.state), f"stream {name}: {state.sentence}", hold_ms=hold_ms)
     if stall is None:
-        return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
-    # The rule has a hold time, because some stalls end by themselves, for example when a partition becomes idle.
+        return Reading("stall", 0, 0, "the writer is not stalled", "")
+    # A watermark may move again by itself once a topic-partition becomes idle, and rows are still written.
+    hold_ms = alerts.hold // timedelta(milliseconds=1) if stall.kind is StallKind.WATERMARK else hold_ms
     shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
-    return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}")
+    return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}", hold_ms=hold_ms)
 
 
 def _down_s(state: StreamState, now_ms: int) -> float | None:

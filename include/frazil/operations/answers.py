@@ -40,6 +40,8 @@ class Answer(Generic[T]):
     problem: str | None = None
     silent_since_ms: int | None = None
     """When the unresponsive read began; None if the read responds."""
+    remembered: bool = False
+    """Whether the value was read before this process started, and has not been refreshed yet."""
     renewed: bool = False
     """Whether the answer is stale and a refresh has begun."""
     outdated: bool = False
@@ -62,6 +64,7 @@ class _CacheEntry:
     answered_ms: int | None = None
     began_s: float | None = None
     waiting: bool = False
+    remembered: bool = False
     requested_s: float = 0.0
 
 
@@ -131,7 +134,7 @@ class Answers:
         with self._changed:
             if key not in self._entries:
                 now_s = self._monotonic()
-                one = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value)
+                one = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value, remembered=True)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
                 one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._entries[key] = one
@@ -182,7 +185,9 @@ class Answers:
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = one.waiting or one.began_s is not None
         renewed = reading and self._is_old(one)
-        return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
+        return Answer(
+            one.value, one.answered_ms, one.problem, since_ms, one.remembered, renewed=renewed, outdated=one.outdated
+        )
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
         """Return when an unresponsive read began, in monotonic seconds; None if the read responds.
@@ -223,7 +228,7 @@ class Answers:
 
     def _done(self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool) -> _CacheEntry | None:
         with self._changed:
-            one.value = value if problem is None else one.value
+            one.value, one.remembered = (value, False) if problem is None else (one.value, one.remembered)
             one.problem, one.outdated, one.began_s = problem, outdated, None
             one.answered_s = self._monotonic()
             if problem is None or one.value is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -17,21 +17,30 @@ SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One reason why the next window is not complete. `kind` is topic-partition, stream or gate; `why` is a detail."""
+    """One reason why the next window is not complete. `kind` is time, topic-partition, stream or gate."""
 
     kind: str
     name: str
     why: str = ""
 
 
-def find_holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]) -> tuple[Holder, ...]:
+def complete_without_holes_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
+    """Return the end of the last window before which no window is open or held; None while that is unknown."""
+    return None if bound_us is None else min([grain.floor(bound_us), *held])
+
+
+def find_holders(
+    feeds: Iterable[Feed], following: Window | None, held: Iterable[str], *, now_us: int
+) -> tuple[Holder, ...]:
     """Return a reason for each feed that delays the next window, then for each window that a gate holds.
 
-    `following` is the next window; None while a watermark is unknown.
+    `following` is the next window; None while a watermark is unknown. No feed delays a window that is not over.
     """
-    feeds = tuple(feeds)
+    feeds, gates = tuple(feeds), tuple(Holder("gate", key) for key in held)
+    if following is not None and following.end_us > now_us:
+        return (Holder("time", f"the {following.grain} is not over"), *gates)
     waiting = feeds_behind(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
-    return (*map(_holder, waiting), *(Holder("gate", key) for key in held))
+    return (*map(_holder, waiting), *gates)
 
 
 def _holder(feed: Feed) -> Holder:

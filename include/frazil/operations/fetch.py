@@ -31,7 +31,14 @@ from frazil.maintenance.outcomes import read_past
 from frazil.maintenance.routed import route_tables
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.calendar import SHOWN, Calendar, build_calendar, find_holders, partition_calendar
+from frazil.operations.calendar import (
+    SHOWN,
+    Calendar,
+    build_calendar,
+    complete_without_holes_us,
+    find_holders,
+    partition_calendar,
+)
 from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, read_table_history
@@ -64,11 +71,14 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     if seen is None:
         return None
     bound, cursor = complete_until_us(seen.feeds), seen.signals.cursor
-    held = sorted(Window(us, cursor.grain).key for us in cursor.held) if cursor else []
-    complete = None if bound is None else format_time(seen.grain.floor(bound))
+    held_us = cursor.held if cursor else frozenset()
+    held = sorted(Window(us, cursor.grain).key for us in held_us) if cursor else []
+    complete_us = complete_without_holes_us(bound, held_us, seen.grain)
+    complete = None if complete_us is None else format_time(complete_us)
     through_us = seen.decision.through_us
     following = None if through_us is None else Window.containing(through_us, seen.grain)
-    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), find_holders(seen.feeds, following, held))
+    holders = find_holders(seen.feeds, following, held, now_us=clock.now_ms() * 1000)
+    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders)
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:

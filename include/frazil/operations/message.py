@@ -10,7 +10,7 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import quote
@@ -31,6 +31,8 @@ MAX_KEY_CHARACTERS = 255
 SEVERAL = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_RULES = 5
+NOT_WRITING = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
+"""Rules that fire because a stream does not write, causes first. Together they are one incident of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Trouble:
             since_ms=since if isinstance(since, int) else None,
             runbook=_line(str(alert.get("runbook") or runbook_link(rule)), MAX_SENTENCE_CHARACTERS),
             page=page and f"{page}#{_page_path(stream, subject)}",
-            key=_key(f"frazil/{subject}/{rule}"),
+            key=_key(f"frazil/{_incident(alert) or f'{subject}/{rule}'}"),
             alone=alert.get("alone") is not False,
         )
 
@@ -175,14 +177,46 @@ class Message:
 
 
 def build_message(
-    alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str
+    alerts: Iterable[Mapping[str, Any]], *, is_over: bool, active: Sequence[Mapping[str, Any]], overview: str
 ) -> Message | None:
-    """Return the message for alerts that fired or resolved; None if `alerts` is empty."""
-    troubles = tuple(Trouble.from_alert(alert, page=overview) for alert in alerts)
+    """Return the message for alerts that fired or resolved; None if there is nothing to report.
+
+    `active` are all active alerts, with those that fired. Of a stream that does not write, only the first alert is
+    reported, and its end once no other alert of the same incident is active.
+    """
+    changed = _once_for_each_incident([*alerts], active, is_over=is_over)
+    troubles = tuple(Trouble.from_alert(alert, page=overview) for alert in changed)
+    standing = len(active)
     if not troubles:
         return None
     key = troubles[0].key if len(troubles) == 1 else SEVERAL
     return Message(troubles, key, is_over, standing, overview)
+
+
+def _incident(alert: Mapping[str, Any]) -> str:
+    """Return the incident of an alert about a stream that does not write; empty for any other alert."""
+    subject, (rule, _, of) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
+    kind, _, name = subject.rpartition(" ")
+    stream = of or (name if kind == "stream" else "")
+    return f"stream {stream}/not writing" if stream and rule in NOT_WRITING else ""
+
+
+def _once_for_each_incident(
+    changed: list[Mapping[str, Any]], active: Sequence[Mapping[str, Any]], *, is_over: bool
+) -> list[Mapping[str, Any]]:
+    """Return the changed alerts to report: one for each incident, when its first alert fires and its last one ends."""
+    fired = set() if is_over else {(one.get("table"), one.get("rule")) for one in changed}
+    standing = {_incident(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
+    first: dict[str, Mapping[str, Any]] = {}
+    for one in sorted(changed, key=_cause_first):
+        first.setdefault(_incident(one), one)
+    reported = {incident: one for incident, one in first.items() if incident and incident not in standing}
+    return [one for one in changed if not _incident(one) or one is reported.get(_incident(one))]
+
+
+def _cause_first(alert: Mapping[str, Any]) -> int:
+    rule = str(alert.get("rule", "")).partition(":")[0]
+    return NOT_WRITING.index(rule) if rule in NOT_WRITING else 0
 
 
 def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword

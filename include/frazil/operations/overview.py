@@ -66,6 +66,7 @@ class Windows:
 
     grain: str
     complete_to: str | None
+    """The end of the last window before which no window is open or held."""
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[Holder, ...] = ()
@@ -87,6 +88,8 @@ class StreamReading:
     """Errors in the stream's file, one per line. The stream's last valid declaration, if any, stays in use."""
     conflict: str = ""
     """Conflicts between this valid declaration and other declarations, one per line. The declaration is in use."""
+    last_known: bool = False
+    """Whether `status` was read before this process started, and is being read again."""
     outdated: str | None = None
     """The fix, if the read failed because frazil was upgraded while this process runs."""
 
@@ -107,6 +110,8 @@ class Line:
     promise_ms: int | None = None
     lag: int | None = None
     records_per_s: float | None = None
+    rate_ms: int | None = None
+    """The period that `records_per_s` covers."""
     last_hour: tuple[int, ...] = ()
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
@@ -120,6 +125,8 @@ class Line:
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
+    last_known: bool = False
+    """Whether this state was read before the page's process started, and is being read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,7 @@ def build_line(name: str, spec: StreamSpec | None, reading: StreamReading, aroun
         has_windows=spec.window is not None,
         health=None if reading.outdated or reading.problem else around.health,
         at_ms=reading.at_ms,
+        last_known=reading.last_known,
     )
     if status is None:
         return replace(line, notes=_quiet_notes(state))
@@ -205,6 +213,7 @@ def build_line(name: str, spec: StreamSpec | None, reading: StreamReading, aroun
         freshness_ms=freshness_ms(status, now_ms=now_ms if reading.at_ms is None else reading.at_ms),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
+        rate_ms=flow.rate_ms if flow else None,
         last_hour=flow.last_hour if flow else (),
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
@@ -281,7 +290,8 @@ def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: st
 
 def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool:
     """Whether an alert quotes `first`, the stream's first need, or has the rule of a broken stream."""
-    if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
+    is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
+    if is_named and state.rule == alert.rule.partition(":")[0]:
         return True
     return bool(first) and first in alert.sentence
 

@@ -39,15 +39,17 @@ class Feed:
         bound = self.watermark_us - self.lateness_us
         return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
-    def __str__(self) -> str:
+    def waits_for(self, window: Window | None = None) -> str:
+        """Return what has to happen before `window`, or any window, is complete, as a clause."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
-        held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
-        late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
-        position = "unknown" if self.watermark_us is None else f"{_format_seconds(self.watermark_us)}{late}"
-        since = None if self.waiting_us is None else _format_seconds(self.waiting_us)
-        waits = f", and its rows since {since} wait on a branch" if since else ""
-        return f"the watermark of {self.stream} is {position}{held}{waits}"
+        where = f"{self.stream}, {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else self.stream
+        if self.watermark_us is None or window is None:
+            return f"the watermark of {where} is unknown: no event has arrived"
+        if self.waiting_us is not None and self.waiting_us < window.end_us <= self.watermark_us - self.lateness_us:
+            return f"rows of {self.stream} since {_format_seconds(self.waiting_us)} wait on a branch"
+        until = format_time(window.end_us + self.lateness_us)
+        return f"events of {until} must arrive; the newest of {where} are of {_format_seconds(self.watermark_us)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,8 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     """
     bound = complete_until_us(feeds)
     if bound is None:
-        waits = next((f for f in feeds if f.watermark_us is None), None)
-        return WindowDecision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
+        unknown = next((feed.waits_for() for feed in feeds if feed.watermark_us is None), None)
+        return WindowDecision((), {}, None, None, f"nothing is complete: {unknown or 'no stream feeds the table yet'}")
     if cursor is None:
         first = grain.floor(bound if complete_from_us is None else complete_from_us)
     else:  # rounded up after a change of grain: part of a larger window was signalled in the old grain
@@ -109,7 +111,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     through = complete[-1].end_us if complete else begin
     again = {Window.containing(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
     following = Window.containing(through, grain)
-    reason = f"{following} ends at {format_time(following.end_us)}: {waiting_text(feeds, following)}"
+    reason = f"{following} is not complete: {waiting_text(feeds, following)}"
     return WindowDecision(complete, again, first, through, reason)
 
 
@@ -131,13 +133,9 @@ def never_signalled_text(window: Window, cursor: Cursor | None) -> str | None:
     return f"it is never signalled, because signals begin with {Window.containing(cursor.from_us, cursor.grain)}"
 
 
-def waiting_text(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
-    """Return why a window has no signal yet, as the end of a sentence; if `needed`, with the required watermarks."""
-
-    def one(feed: Feed) -> str:
-        return f"{feed}, but {format_time(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
-
-    waiting = "; ".join(map(one, feeds_behind(feeds, window)))
+def waiting_text(feeds: tuple[Feed, ...], window: Window) -> str:
+    """Return why a window has no signal yet, as the end of a sentence."""
+    waiting = "; ".join(feed.waits_for(window) for feed in feeds_behind(feeds, window))
     return waiting or "it is complete, and the next run of the table's partition DAG signals it"
 
 

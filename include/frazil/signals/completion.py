@@ -365,7 +365,7 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     first, last = unsent[0], newest.get(unsent[0])
     if last is not None:
         return WindowStatus((), f"{first} is held by its quality gate: {last.note}")
-    return WindowStatus((), f"{first} waits: {waiting_text(seen.feeds, first, needed=True)}")
+    return WindowStatus((), f"{first} waits: {waiting_text(seen.feeds, first)}")
 
 
 def _parse_window(key: str, spec: StreamSpec) -> Window:

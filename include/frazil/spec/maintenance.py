@@ -119,10 +119,15 @@ class Alerts(Switched):
         description="How long a window may stay incomplete after its end and the streams' lateness.",
     )
     writer_down: PositiveDuration = Field(
-        default=timedelta(minutes=5), description="How long a stream that should run may have no running writer."
+        default=timedelta(minutes=1), description="How long a stream that should run may have no running writer."
+    )
+    stall: PositiveDuration = Field(
+        default=timedelta(seconds=45),
+        description="How long a writer may be unable to write: stalled, or without Kafka, catalog, storage or schema "
+        "registry. `hold` replaces a longer time.",
     )
     restarts: Count = Field(
-        default=3, description="How many times in a row, within an hour, the writer may end without a commit."
+        default=2, description="How many times in a row, within an hour, the writer may end without a commit."
     )
     waiting_batches: Count = Field(
         default=3, description="Batches that are journaled but not committed, if the last commit is old."

@@ -6,12 +6,12 @@ contradicts the decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from frazil.errors import RegistryUnavailable
-from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.errors import CommitUnavailable, KafkaUnavailable, RegistryUnavailable
+from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, GivenUp, LaunchKind
 from frazil.spec.model import StreamSpec
@@ -38,10 +38,11 @@ def derive_from_decision(
 ) -> StreamState:
     """Return the state according to the supervisor's decision, and the `problem` of carrying it out, if any."""
     row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
-    state, sentence = _state_from_decision(decision, observed, len(row)), decision.reason
+    state, sentence = _state_from_decision(decision, observed, row), decision.reason
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"
     level, rule = _RANKS[state]
+    cause = row[-1].ended_at_ms if row and state in _UNREACHABLE.values() else None
     given_up = observed.notes.given_up
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
@@ -54,6 +55,7 @@ def derive_from_decision(
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
         last_words=_last_words(observed.writer),
+        unreachable_since_ms=cause,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall if heartbeat is not None and fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
@@ -64,7 +66,9 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.RUNNING: (Level.WELL, ""),
     State.SLOW: (Level.TROUBLE, "lag"),
     State.STALLED: (Level.TROUBLE, "stall"),
-    State.OUTAGE: (Level.TROUBLE, ""),
+    State.OUTAGE: (Level.TROUBLE, "stall"),
+    State.KAFKA_UNREACHABLE: (Level.TROUBLE, "stall"),
+    State.REGISTRY_UNREACHABLE: (Level.TROUBLE, "registry"),
     State.STOPPING: (Level.QUIET, ""),
     State.PAUSED: (Level.QUIET, ""),
     State.STOPPED: (Level.BROKEN, "writer"),
@@ -87,19 +91,32 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
 """Each state's level, and the alert rule whose runbook entry covers it; "" if none does."""
 
 
-def _state_from_decision(decision: Decision, observed: Observed, crashes: int) -> State:
+_UNREACHABLE: Mapping[int | None, State] = {
+    KafkaUnavailable.exit_code: State.KAFKA_UNREACHABLE,
+    CommitUnavailable.exit_code: State.OUTAGE,
+    RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
+}
+"""The state after an exit code that names a service. Restarts continue until the service answers."""
+
+
+def _state_from_decision(decision: Decision, observed: Observed, row: Sequence[ExitRecord]) -> State:
     if decision.action is WriterAction.END or (decision.cause is Cause.REMOVED and not observed.process.is_alive):
         return State.REMOVED
     if observed.process.is_alive and (decision.action is not WriterAction.KEEP or decision.cause is Cause.STOPPING):
         return State.STOPPING
     if decision.cause is Cause.PAUSED:
         return State.PAUSED
-    if decision.subject:
-        return State.GIVEN_UP
-    if crashes >= CRASHES:
+    return State.GIVEN_UP if decision.subject else _state_of_writer(decision, observed, row)
+
+
+def _state_of_writer(decision: Decision, observed: Observed, row: Sequence[ExitRecord]) -> State:
+    """Return the state of a writer that should run. `row` has the ends in a row that still matter, newest first."""
+    live = live_state(observed.heartbeat) if observed.process.is_alive else None
+    if row and (unreachable := _UNREACHABLE.get(row[0].code)):
+        return live if live in {State.OUTAGE, State.KAFKA_UNREACHABLE, State.STALLED} else unreachable
+    if len(row) >= CRASHES:
         return State.CRASH_LOOPING
-    ended = State.STARTING if decision.action is WriterAction.START else State.STOPPED
-    return live_state(observed.heartbeat) if observed.process.is_alive else ended
+    return live or (State.STARTING if decision.action is WriterAction.START else State.STOPPED)
 
 
 def live_state(heartbeat: Heartbeat | None) -> State:
@@ -107,7 +124,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
     if heartbeat.stall is not None:
-        return State.STALLED
+        return State.KAFKA_UNREACHABLE if heartbeat.stall.kind is StallKind.KAFKA else State.STALLED
     if heartbeat.outage:
         return State.OUTAGE
     return State.SLOW if heartbeat.backpressure_ms else State.RUNNING
@@ -117,7 +134,7 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
     """Describe a state with details from the heartbeat; `otherwise` if it has none of this state."""
     if heartbeat is None:
         return otherwise
-    if state is State.STALLED and heartbeat.stall is not None:
+    if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
         return heartbeat.stall.reason
     if state is State.OUTAGE:
         return heartbeat.outage or otherwise
@@ -192,15 +209,19 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def promise_ms(spec: StreamSpec) -> int:
-    """Return the maximum allowed age of the last commit in milliseconds, while records wait."""
+    """Return the maximum allowed age of the oldest waiting record in milliseconds."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
 def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
-    """Return the age of the last commit in milliseconds; 0 if no records wait; None before the first commit."""
-    if state.last_commit_at_ms is None:
+    """Return the largest possible age of the oldest waiting record in milliseconds; 0 if none waits.
+
+    The stream's last commit replaces an unknown `caught_up_at_ms`. None before the first commit.
+    """
+    since_ms = state.last_commit_at_ms if state.caught_up_at_ms is None else state.caught_up_at_ms
+    if since_ms is None:
         return None
-    return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
+    return 0 if state.lag == 0 else max(now_ms - since_ms, 0)
 
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
@@ -210,6 +231,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     """
     found = (
         _final(known)
+        or _unreachable(known, spec, now_ms=now_ms)
         or _stopped(known)
         or _without_writer(known, now_ms=now_ms)
         or _delayed(known, spec, now_ms=now_ms)
@@ -218,7 +240,11 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     level, rule = _RANKS[found[0]]
     if found[0] is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
-    return replace(known, state=found[0], level=level, sentence=found[1], rule=rule)
+    problems = known.problems
+    if found[0] is State.KAFKA_UNREACHABLE:  # the cause first, and once
+        reported = known.stall.reason if known.stall else ""
+        problems = (found[1], *(one for one in problems if one != reported))
+    return replace(known, state=found[0], level=level, sentence=found[1], rule=rule, problems=problems)
 
 
 _Result = tuple[State, str]
@@ -237,9 +263,24 @@ def _final(known: StreamState) -> _Result | None:
     return None
 
 
+def _unreachable(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | None:
+    """Return the state if the writer waits for Kafka or a schema registry, or was restarted because of an outage."""
+    if known.state not in _UNREACHABLE.values() or known.unreachable_since_ms is None:
+        return None
+    waited = ago(max(now_ms - known.unreachable_since_ms, 0))
+    if known.state is State.KAFKA_UNREACHABLE:
+        sentence = (
+            f"Kafka at {spec.source.bootstrap_servers} has not answered for {waited}; nothing is lost, and the writer "
+            "continues by itself once it does"
+        )
+        return known.state, sentence
+    first = next(iter(known.problems), known.sentence)
+    return known.state, f"{first}; for {waited}, the writer has been trying again"
+
+
 def _stopped(known: StreamState) -> _Result | None:
     writer, first = known.writer, next(iter(known.problems), "")
-    if known.table_exists is None:
+    if known.table_exists is None and known.state is not State.OUTAGE:
         return State.TABLE_UNREADABLE, first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
@@ -275,13 +316,21 @@ def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | 
         return State.OUTAGE, known.sentence
     age_ms = freshness_ms(known, now_ms=now_ms)
     if age_ms is not None and age_ms > promise_ms(spec) and (known.lag or known.writer.pid):
-        waiting = "records wait" if known.lag is None else f"{known.lag:,} records wait"
-        return State.LATE, f"no commit for {ago(age_ms)} while {waiting}"
+        return State.LATE, _late_sentence(known, age_ms, now_ms=now_ms)
     if known.writer.pid is not None and known.backpressure_ms:
         records = known.writer.batch_records
         so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
         return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
+
+
+def _late_sentence(known: StreamState, age_ms: int, *, now_ms: int) -> str:
+    commit_ms = known.last_commit_at_ms
+    if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
+        waiting = "records wait" if known.lag is None else counted(known.lag, "record", "waits|wait")
+        return f"no commit for {ago(age_ms)} while {waiting}"
+    waits = "1 record has waited" if known.lag == 1 else f"the oldest of {known.lag:,} waiting records has waited"
+    return f"{waits} for {ago(age_ms)}; the last commit was {ago(max(now_ms - commit_ms, 0))} ago"
 
 
 def _without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result:

@@ -66,6 +66,8 @@ class Flow:
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
+    rate_ms: int = RATE_OVER_MS
+    """The period that `records_per_s` covers."""
 
     @property
     def recent_reasons(self) -> Reasons:
@@ -165,6 +167,7 @@ def flow(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> 
         records_per_s=sum(one.records for one in counted) * 1000 / span_ms if commits else None,
         last_hour=tuple(hour),
         rejected_last_day=sum(one.rejected for one in commits if one.at_ms > now_ms - DAY_MS),
+        rate_ms=span_ms,
     )
 
 

@@ -21,6 +21,8 @@ class State(StrEnum):
     """The stream's batches take longer than the commit interval, so its lag grows."""
     STALLED = "stalled"
     OUTAGE = "waits for catalog or storage"
+    KAFKA_UNREACHABLE = "Kafka unreachable"
+    REGISTRY_UNREACHABLE = "schema registry unreachable"
     STOPPING = "stopping"
     PAUSED = "paused"
     STOPPED = "stopped"
@@ -119,6 +121,8 @@ class StreamState:
     """Number of times in a row that a writer ended without progress; 0 once the running writer makes some."""
     given_up: str | None = None
     """Why the supervisor gave up; None if it did not."""
+    unreachable_since_ms: int | None = None
+    """Since when, at least, the service of an `unreachable` state has not answered; None if it answers."""
     last_words: str = ""
     """The error of the last writer, as a sentence; empty without an error."""
     registry: bool = False
@@ -127,6 +131,8 @@ class StreamState:
     batch: int | None = None
     lag: int | None = None
     """Number of records not yet committed, from the live writer on this host, or else from Kafka's offsets."""
+    caught_up_at_ms: int | None = None
+    """When the last writer of this host had last committed every record in Kafka: no waiting record is older."""
     in_transactions: int = 0
     """Number of offsets that wait for transactions to end, if a live writer on this host reports them."""
     backpressure_ms: int | None = None

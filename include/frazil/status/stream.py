@@ -12,20 +12,22 @@ from frazil.commit.marker import Marker
 from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError
 from frazil.home import run_folder
-from frazil.host.heartbeat import Heartbeat, StallKind
+from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.records import read_notes, read_watch
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
+from frazil.spec.units import counted
 from frazil.status.derive import derive_from_decision, process_problems, promise_ms, refine_state, shorten_error
 from frazil.status.state import StreamState
 from frazil.status.table import TableView, error_text, read_table
-from frazil.supervise.decide import decide
+from frazil.supervise.decide import RESTARTABLE, decide, exits_without_commit
 from frazil.supervise.decision import Policy
 from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced, known_lag
-from frazil.supervise.observed import Declared, Observed, Unreadable
+from frazil.supervise.observed import Declared, Observed, Unreadable, error_name
+from frazil.timetext import utc
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
@@ -94,16 +96,18 @@ def _with_writer(
     if lag is None and marker is not None and view.in_full:
         lag, silent = (None, ROLLED_BACK) if known.rolled_back else _fetch_lag(spec, marker)
         problems += [silent] if silent else []
-    is_waiting = bool(outage or silent or (stall and stall.kind is StallKind.OFFSETS))
+    is_waiting = bool(outage or silent or (stall and stall.kind in {StallKind.KAFKA, StallKind.OFFSETS}))
     known = replace(
         known,
         writer=writer,
         lag=lag,
+        caught_up_at_ms=_caught_up_ms(replace(known, writer=writer), observed.heartbeat),
         in_transactions=heartbeat.in_transactions if heartbeat else 0,
         backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
         distribution=heartbeat.distribution if heartbeat else None,
-        notices=_notices(spec, observed.writer),
+        notices=(*_notices(spec, observed.writer), *_recovered(observed, known, now_ms=now_ms)),
+        unreachable_since_ms=known.unreachable_since_ms or _silent_since_ms(stall),
         problems=_drop_repeats((*problems, *known.problems)),
     )
     last = observed.heartbeat
@@ -117,6 +121,17 @@ def _with_writer(
         watermark_ms=last.watermark_ms,
         snapshot_id=last.last_commit_snapshot,
     )
+
+
+def _silent_since_ms(stall: Stall | None) -> int | None:
+    return stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None
+
+
+def _caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
+    """Return when this host's last writer had committed every record; None if another writer has committed since."""
+    if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
+        return None
+    return heartbeat.caught_up_at_ms
 
 
 def _alive(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
@@ -164,6 +179,18 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
     return (*heartbeat.notices, _older_declaration(observation.process))
+
+
+def _recovered(observed: Observed, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
+    """Return a notice about the last hour's failures that are over: the service answers the running writer."""
+    exits, window_ms = observed.exits, Policy().crash_window_ms
+    if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
+        return ()
+    if exits[-1].code not in RESTARTABLE or not (row := exits_without_commit(exits, window_ms=window_ms)):
+        return ()
+    cause = " ".join((row[0].error or error_name(row[0].code or 0)).split())
+    failed = f"failed {counted(len(row), 'time')} before {utc(row[0].ended_at_ms)}, and runs again"
+    return (f"{failed}: {shorten_error(cause)}",)
 
 
 def _older_declaration(process: ProcessState) -> str:

@@ -50,7 +50,9 @@ class PlannerReport:
     transaction: str = ""
     """The source transaction that the offsets wait for, and what to do; empty for Kafka's own transactions."""
     observed_at_ms: int = 0
-    """Time of the observation, in milliseconds since 1970."""
+    """Time of the observation, in milliseconds since 1970; 0 before Kafka's first answer."""
+    silent_since_ms: int | None = None
+    """Time of the first poll since the observation that got no answer; None if Kafka answers."""
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the number of records after these offsets, for each topic-partition that has such records."""

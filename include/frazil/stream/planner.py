@@ -79,6 +79,8 @@ class BatchPlanner:
     source: SourceIdentity
     position: Position
     report: Callable[[PlannerReport], None] = field(default=lambda _: None)
+    reported: PlannerReport = field(default_factory=lambda: PlannerReport({}))
+    """The last report of an answer."""
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
@@ -202,7 +204,8 @@ class BatchPlanner:
         self._record_answer(now)
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.in_transactions()
-        self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
+        self.reported = PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms())
+        self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
         """Let the log end before the first source transaction that has not ended. Raises SpecError for several logs."""
@@ -288,6 +291,8 @@ class BatchPlanner:
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
+        if not isinstance(error, TopicMissing):
+            self.report(replace(self.reported, silent_since_ms=self.clock_ms() - round(silent_s * 1000)))
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
             what = "not had a topic of the stream" if isinstance(error, TopicMissing) else "not answered"

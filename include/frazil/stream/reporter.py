@@ -26,9 +26,10 @@ from frazil.events import (
     TablesBehind,
     ThrottleEvaluated,
 )
-from frazil.host.exchange import open_exchange
+from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full
+from frazil.stream.arrivals import Arrivals
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder
@@ -44,6 +45,8 @@ LOG_CHECK_MS = 60_000
 COUNT_WAIT_S = 0.5
 """Time (s) that a heartbeat with its own thread waits for the record count."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
+CARRIED_MS = 3_600_000
+"""Maximum age (ms) of an earlier writer's heartbeat from which `caught_up_at_ms` is taken over."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
 """Phases in which an upsert stream merges batches. A take-over merges the last writer's unfinished batches."""
 
@@ -64,6 +67,7 @@ class Reporter:
         self._closing = False
         self._marker: Marker | None = None
         self._report: PlannerReport | None = None
+        self._arrivals = Arrivals(_caught_up_before(self._exchange, now))
         self._progress: ProgressFolder | None = None
         self._stretch, self._interval_ms = 1.0, limits.interval_ms
         self._staging_since_ms: int | None = None
@@ -79,6 +83,7 @@ class Reporter:
             phase=Phase.STARTING,
             written_at_ms=now,
             advanced_at_ms=now,
+            caught_up_at_ms=self._arrivals.caught_up_at_ms,
         )
         self._counting: threading.Thread | None = None
         self._heartbeats = heartbeats
@@ -252,14 +257,20 @@ class Reporter:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
         if marker is None:
             return
+        silent_since_ms = report.silent_since_ms if report else None
+        report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
+        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms)
         lag = sum(sample.unread.values()) if report else state.lag
+        caught_up_at_ms = self._arrivals.update(report, marker.offsets)
         self._watch.stretch(stretch)
         # During an outage no stall is evaluated, because the outage is reported. The history begins again afterwards.
         stall = self._watch.evaluate(sample) if state.outage is None else state.stall
         with self._lock:
             waiting = sum(sample.in_transactions.values())
-            self._state = dataclasses.replace(self._state, lag=lag, in_transactions=waiting, stall=stall)
+            self._state = dataclasses.replace(
+                self._state, lag=lag, in_transactions=waiting, stall=stall, caught_up_at_ms=caught_up_at_ms
+            )
             if lag and not state.lag and state.phase is Phase.WAITING:
                 # Until now the writer had no records, so this time does not count as time without progress.
                 advanced_ms = max(self._state.advanced_at_ms, sample.at_ms)
@@ -275,7 +286,7 @@ class Reporter:
         if abs(sample.at_ms - self._measured_ms) < MEASURED_MS:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
-        since_ms = sample.at_ms - (state.last_commit_at_ms or self._began_ms)
+        since_ms = sample.at_ms - (state.caught_up_at_ms or state.last_commit_at_ms or self._began_ms)
         freshness_ms = max(since_ms, 0) if lag or state.in_transactions else 0
         self._emit(LagMeasured(lag, sample.unread, freshness_ms, state.backpressure_ms, state.in_transactions))
 
@@ -318,3 +329,12 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
         return None
     landed = (state.epoch, state.batch) == marker.at
     return None if landed else BatchName(state.epoch, state.batch)
+
+
+def _caught_up_before(exchange: Exchange, now_ms: int) -> int | None:
+    """Return when the earlier writer of this host was last known to have committed every record; None if unknown."""
+    try:
+        before = Heartbeat.read(exchange)
+    except (ValueError, TypeError, KeyError, OSError):
+        return None
+    return before.caught_up_at_ms if before and now_ms - before.written_at_ms <= CARRIED_MS else None

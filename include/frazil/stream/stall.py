@@ -4,8 +4,8 @@ A process may be alive, send heartbeats and log although no record reaches the t
 move and partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The
 stall is reported within three commit intervals, or within 20 s if these are shorter. The first matching rule counts:
 
-1. The writer waits, and its planner has had no answer from Kafka for three intervals, so the unread records are
-   unknown.
+1. Kafka has not answered for 20 s; or the writer waits, and its planner, for another reason, has had no answer for
+   three intervals, so the unread records are unknown.
 2. The unread records of a topic-partition have made no progress towards a commit for three intervals.
 3. Offsets of a topic-partition wait for a transaction, and its readable part has ended at the same offset for three
    intervals.
@@ -101,6 +101,8 @@ class Sample:
     """Number of offsets that wait for transactions to end, where there are any."""
     transaction: str = ""
     """See `PlannerReport.transaction`."""
+    silent_since_ms: int | None = None
+    """See `PlannerReport.silent_since_ms`."""
     planned_at_ms: int | None = None
     """When Kafka last answered the planner; None before its first answer."""
     batch: BatchName | None = None
@@ -200,11 +202,24 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
     if sample.phase not in WORKING:
         return None
     return (
-        _find_silent_planner(history, sample, limits=limits, stream=stream)
+        _find_silent_kafka(sample)
+        or _find_silent_planner(history, sample, limits=limits, stream=stream)
         or _find_offset_stall(history, sample, limits=limits, stream=stream)
         or _find_open_transaction(history, sample, limits=limits)
         or _find_watermark_stall(history, sample, limits=limits)
     )
+
+
+def _find_silent_kafka(sample: Sample) -> Stall | None:
+    """Find brokers that do not answer (rule 1)."""
+    since_ms = sample.silent_since_ms
+    if since_ms is None or sample.at_ms - since_ms < MIN_STALL_MS:
+        return None
+    reason = (
+        f"Kafka has not answered since {_since_text(since_ms, sample)}. Nothing is lost, and the writer continues by "
+        "itself once Kafka answers. Check that the brokers run and that this host reaches them"
+    )
+    return Stall(StallKind.KAFKA, since_ms, None, reason)
 
 
 def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:

@@ -28,7 +28,9 @@ from frazil.errors import (
     AccessDenied,
     AdoptionRequired,
     CircuitOpen,
+    CommitUnavailable,
     Fenced,
+    KafkaUnavailable,
     MarkerUnreadable,
     OffsetGap,
     RolledBack,
@@ -36,6 +38,7 @@ from frazil.errors import (
     TopicRecreated,
     subtypes,
 )
+from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import counted
@@ -61,6 +64,8 @@ FIXED_BY_TABLE_CHANGE = frozenset(
 EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
 """Exit codes whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
+FROM_KAFKA = frozenset(kind.exit_code for kind in subtypes(KafkaUnavailable))
+"""Exit codes of a writer that could not reach Kafka, or found no topic there."""
 RESTARTABLE = frozenset(kind.exit_code for kind in subtypes() if kind.restartable)
 """Exit codes of a writer that could not reach a service. Such a writer is restarted indefinitely."""
 
@@ -255,8 +260,9 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit that still matter, newest first.
 
-    Empty if the running writer has committed, or has no lag and has run longer than each of the ended writers. Also
-    empty an hour after the last exit, and while the supervisor acts for another cause.
+    Empty if the running writer has committed, if the service that ended the others answers it, or if it has no lag and
+    has run longer than each of the ended writers. Also empty an hour after the last exit, and while the supervisor acts
+    for another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
@@ -265,9 +271,24 @@ def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, 
     row = exits_without_commit(exits, window_ms=policy.crash_window_ms)
     if not observed.process.is_alive or launch is None or heartbeat is None:
         return row
+    if _answers_again(row, heartbeat):
+        return []
     longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
     outlived = heartbeat.lag == 0 and now_ms - launch.launched_at_ms > longest_ms
     return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
+
+
+def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
+    """Whether the service that ended these writers answers the running one: Kafka, or, if no record waits, the catalog.
+
+    A writer has an epoch once it has committed its take-over, and a lag once its planner has reached Kafka.
+    """
+    if heartbeat.epoch is None or heartbeat.lag is None:
+        return False
+    if heartbeat.stall or heartbeat.outage or heartbeat.error:
+        return False
+    codes = {end.code for end in row}
+    return codes <= FROM_KAFKA or (codes <= FROM_KAFKA | {CommitUnavailable.exit_code} and heartbeat.lag == 0)
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:

@@ -32,7 +32,8 @@ def has_committed(writer: Observation) -> bool:
 def known_lag(heartbeat: Heartbeat) -> int | None:
     """Return the lag in a heartbeat; None while the planner does not reach Kafka, because the lag may be old."""
     stall = heartbeat.stall
-    is_old = stall is not None and stall.kind is StallKind.OFFSETS and heartbeat.phase is Phase.WAITING
+    kind, waits = stall.kind if stall else None, heartbeat.phase is Phase.WAITING
+    is_old = kind is StallKind.KAFKA or (kind is StallKind.OFFSETS and waits)
     return None if is_old else heartbeat.lag
 
 

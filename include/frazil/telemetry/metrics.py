@@ -78,7 +78,7 @@ IN_TRANSACTIONS = _gauge(
     "transactions.offsets", "{offset}", "Offsets that wait for the end of a transaction, of Kafka or of the source."
 )
 FRESHNESS = _gauge(
-    "freshness", "s", "Time since the last commit while records wait, also in open transactions; otherwise 0."
+    "freshness", "s", "Largest possible age of the oldest waiting record, also in open transactions; 0 if none waits."
 )
 BACKPRESSURE = _gauge(
     "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 if no records wait."
@@ -92,7 +92,7 @@ EPOCHS = _counter(
     "Times that this process took over the stream; more than one means a restart within the process.",
 )
 STALLED = _gauge(
-    "stalled", "{stall}", "1 while the stream is stalled, by `kind`: offsets, watermark or transaction.", "kind"
+    "stalled", "{stall}", "1 while the stream is stalled, by `kind`: kafka, offsets, watermark or transaction.", "kind"
 )
 OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or routed tables are behind.")
 OUTAGES = _counter("outages", "{outage}", "Outages of the catalog, the storage, Kafka or routed tables.")

@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from frazil.cli import main
-from frazil.cli.main import COMMANDS
+from frazil.cli.main import COMMANDS, frazil
 
 HELP = """
 import sys
@@ -42,3 +43,10 @@ def test_a_disk_without_room_is_said_in_a_sentence(
     said = capsys.readouterr().err
     assert said.startswith("EnvironmentUnusable: a file cannot be written: No space left on device. Make room")
     assert (ended.value.code, said.count("\n")) == (1, 1)
+
+
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant() -> None:
+    said = CliRunner().invoke(frazil, ["statsu"])
+    assert said.exit_code == 2
+    assert "No such command 'statsu'; did you mean `frazil status`?" in said.output
+    assert "did you mean" not in CliRunner().invoke(frazil, ["xyzzy"]).output

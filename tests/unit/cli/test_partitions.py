@@ -68,7 +68,8 @@ def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeS
     assert (said["signalled-from"], said["signalled-to"]) == ("2013-12-30T00:00:00Z", "2013-12-31T00:00:00Z")
     assert (len(said["signals"]), said["signals"][3]["rows"], said["held"]) == (24, 1, [])
     assert said["waits-for"] == (
-        "2013-12-31T00 ends at 2013-12-31T01:00:00Z: the watermark of made is 2013-12-31T00:00:00Z, held back by made-0"
+        "2013-12-31T00 is not complete: events of 2013-12-31T01:00:00Z must arrive; the newest of "
+        "made, made-0 are of 2013-12-31T00:00:00Z"
     )
     assert said["streams"] == [
         {"stream": "made", "watermark": "2013-12-31T00:00:00Z", "lateness": "0s", "held-back-by": "made-0"}

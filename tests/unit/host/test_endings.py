@@ -44,4 +44,14 @@ def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_p
     frames = "".join(f"\tat org.apache.spark.scheduler.DAGScheduler.run{n}(DAGScheduler.scala:{n})\n" for n in range(9))
     (tmp_path / LOG_FILE).write_text(WARNS + frames)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error is None, "frames without their beginning are no reason"
+    assert read_exits(tmp_path)[-1].error == f"{UNSEEN}. Its last warning: {WARNS.strip()}", "its beginning, no frames"
+
+
+def test_of_a_killed_writer_the_first_error_is_quoted_and_not_what_every_spark_logs(tmp_path: Path):
+    native = "2026-01-01 00:00:00,000 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\n"
+    assert error_after(tmp_path, log=native + WORKS) == KILLED
+    cause = "2026-01-01 00:00:02,000 ERROR the storage refuses: 507\n"
+    follows = "".join(f"2026-01-01 00:00:0{n},000 ERROR task {n} failed\n" for n in range(3, 9))
+    found = error_after(tmp_path, log=native + cause + follows + WARNS)
+    assert found is not None
+    assert found.startswith(f"{KILLED}. Its first error: {cause.strip()}\n")

@@ -37,7 +37,7 @@ from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.status.flow import CommitSums, Flow
-from frazil.status.state import StreamState, WriterProcess
+from frazil.status.state import State, StreamState, WriterProcess
 from frazil.status.stream import stream_state
 from tests.made_batches import MadeStream
 
@@ -79,6 +79,11 @@ def landed(state: StreamState) -> tuple[int, int]:
             "its supervisor gave up: it broke. `frazil status s` shows",
         ),
         ({"crashes": 4, "last_words": "The last writer's error: boom."}, "restarts", "4 times in a row"),
+        (
+            {"state": State.KAFKA_UNREACHABLE, "sentence": "Kafka at k:9092 has not answered for 28 s"},
+            "stall",
+            "stream s: Kafka at k:9092 has not answered for 28 s",
+        ),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
@@ -99,12 +104,12 @@ def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[st
     "changes",
     [
         {},
-        {"alive": False, "ended_at_ms": NOW_MS - 4 * MINUTE_MS},
+        {"alive": False, "ended_at_ms": NOW_MS - MINUTE_MS},
         {"alive": False, "desired": "paused"},
         {"alive": False, "desired": None},
         {"alive": None, "ended_at_ms": 0},
         {"alive": False, "ended_at_ms": NOW_MS + 4 * MINUTE_MS},
-        {"crashes": 3},
+        {"crashes": 2},
         {"waiting_batches": None},
         {"records": 99, "rejected": 9, "stale": 9},
         {"records": 60, "rejected": 30, "stale": 30},
@@ -304,13 +309,32 @@ def test_a_stall_is_known_while_its_writer_lives_and_an_alert_once_it_has_lasted
     assert (seen(ProcessState.ENDED), seen(ProcessState.RUNNING, later_ms=MINUTE_MS)) == (None, None)
 
     states, fired = AlertStates(), []
-    for minutes, stall in ((0, STALL), (14, STALL), (15, STALL), (16, None)):
+    for minutes, stall in ((0, STALL), (1, STALL), (2, None)):
         now_ms = NOW_MS + minutes * MINUTE_MS
         found = stream_readings(state(stall=stall), ALERTS, now_ms=now_ms)
         made = step_readings(states, "stream s", found, ALERTS, now_ms=now_ms)
         states = made.states
         fired.append(([a.rule for a in made.active], [a.rule for a in made.resolved]))
-    assert fired == [([], []), ([], []), (["stall"], []), ([], ["stall"])]
+    assert fired == [([], []), (["stall"], []), ([], ["stall"])]
+
+
+def test_a_watermark_that_does_not_move_is_an_alert_only_after_the_hold_because_it_may_move_by_itself() -> None:
+    watermark = dataclasses.replace(STALL, kind=StallKind.WATERMARK)
+    holds = {
+        one.rule: one.hold_ms
+        for stall in (watermark, STALL)
+        for one in stream_readings(state(stall=stall), ALERTS, now_ms=NOW_MS)
+        if one.is_beyond and one.hold_ms is not None
+        for one in [dataclasses.replace(one, rule=stall.kind)]
+    }
+    assert holds == {StallKind.WATERMARK: 15 * MINUTE_MS, StallKind.OFFSETS: 45_000}
+
+
+def test_a_service_that_does_not_answer_is_one_alert_and_not_one_for_each_of_its_signs() -> None:
+    away = {"state": State.KAFKA_UNREACHABLE, "sentence": "Kafka does not answer", "unreachable_since_ms": NOW_MS}
+    signs = {"alive": False, "ended_at_ms": NOW_MS - 9 * MINUTE_MS, "crashes": 9}
+    assert set(beyond(state(**signs))) == {"writer", "restarts"}
+    assert set(beyond(state(**signs, **away))) == {"stall"}
 
 
 def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_started(

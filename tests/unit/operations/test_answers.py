@@ -116,7 +116,7 @@ def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_
     at_ms = clock.now_ms() - 600_000
     answers.remember("g", "k", "before", at_ms=at_ms)
     found = answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0)
-    assert (found.value, found.at_ms, found.pending) == ("before", at_ms, True)
+    assert (found.value, found.at_ms, found.pending, found.remembered) == ("before", at_ms, True, True)
     answers.remember("g", "k", "another", at_ms=at_ms)
     assert answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "before"
 
@@ -185,7 +185,8 @@ def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: A
         answers.forget_all("a")
     assert found == [2, 2, 2, 1]
     answers.remember("g", "a", 0, at_ms=0)
-    assert answers.one("g", "a", lambda: 3, keep_s=1e9, within_s=60).value == 3
+    found = answers.one("g", "a", lambda: 3, keep_s=1e9, within_s=60)
+    assert (found.value, found.remembered) == (3, False)
 
 
 def test_hundreds_are_checked_by_two_threads(answers: Answers):

@@ -31,13 +31,14 @@ def alert(rule: str = "freshness:rides", table: str = "city.rides", sentence: st
 
 
 def reported(*alerts: dict[str, Any], is_over: bool = False, standing: int = 1, overview: str = PAGE) -> Message:
-    message = build_message(alerts, is_over=is_over, standing=standing, overview=overview)
+    active = [alert("snapshots", f"another.table{n}") for n in range(standing)]
+    message = build_message(alerts, is_over=is_over, active=active, overview=overview)
     assert message is not None
     return message
 
 
 def test_nothing_is_no_message() -> None:
-    assert build_message([], is_over=False, standing=3, overview=PAGE) is None
+    assert build_message([], is_over=False, active=[alert()], overview=PAGE) is None
 
 
 def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,25 @@ def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands
     assert over.text.endswith("\n\n1 alerts are active.")
     assert "stood since: 2033-05-18" in over.text
     assert reported(alert(), is_over=True, standing=0).text.endswith("No alert is active.")
-    assert fired.key != reported(alert(table="city.taxis")).key, "another alert is another incident"
+    assert fired.key != reported(alert("freshness:taxis", "city.taxis")).key, "another alert is another incident"
+
+
+def keys(*changed: dict[str, Any], active: list[dict[str, Any]], is_over: bool = False) -> list[tuple[str, str]]:
+    message = build_message(changed, is_over=is_over, active=active, overview=PAGE)
+    return [(one.name, one.key) for one in message.troubles] if message else []
+
+
+def test_a_stream_that_does_not_write_is_one_incident_with_one_notification_whatever_its_states() -> None:
+    stall, writer, old = alert("stall", "stream rides"), alert("writer", "stream rides"), alert()
+    other, letters = alert("stall", "stream taxis"), alert("dead-letters", "stream rides")
+    (fired,) = keys(writer, stall, active=[writer, stall])
+    assert fired[0] == "stall", "the cause, not what follows from it"
+    assert keys(old, active=[stall, writer, old]) == [], "the incident was reported"
+    both = keys(old, other, letters, active=[stall, old, other, letters])
+    assert [name for name, _ in both] == ["stall", "dead-letters"], "another stream, and another kind of trouble"
+    assert keys(stall, active=[old], is_over=True) == [], "it is not over"
+    (over,) = keys(old, writer, active=[other], is_over=True)
+    assert over[1] == fired[1], "the end has the key of the beginning"
 
 
 def many(count: int = 300) -> list[dict[str, Any]]:

@@ -84,6 +84,8 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({**PAUSED, "writer": ENDED, "lag": 5, "last_commit_at_ms": OLD_MS}, "paused", Level.QUIET),
     ({"writer": ENDED}, "stopped", Level.BROKEN),
     ({"state": State.CRASH_LOOPING, "crashes": 3}, "crash-looping", Level.BROKEN),
+    ({"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": OLD_MS}, "Kafka unreachable", Level.TROUBLE),
+    ({"state": State.OUTAGE, "unreachable_since_ms": OLD_MS}, "waits for catalog or storage", Level.TROUBLE),
     ({"crashes": 2}, "running", Level.WELL),
     ({"writer": ENDED, "state": State.GIVEN_UP, "crashes": 9}, "given up", Level.BROKEN),
     ({"table_exists": None, "problems": ("no catalog",)}, "table unreadable", Level.BROKEN),
@@ -111,6 +113,48 @@ def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Leve
     assert (found.state, found.level) == (word, level)
     if level <= Level.TROUBLE:
         assert found.sentence
+
+
+def test_a_record_that_came_to_a_quiet_stream_is_not_late_before_the_promise_is_exceeded(spec: StreamSpec):
+    """The last commit is an hour old, because no record came."""
+
+    def line(waited_ms: int, **changes: Any) -> Line:
+        waits = status(lag=5, last_commit_at_ms=OLD_MS, caught_up_at_ms=NOW_MS - waited_ms, **changes)
+        return build_line("ticks", spec, StreamReading(waits, NOW_MS), Around(), now_ms=NOW_MS)
+
+    assert (line(7_000).word, line(7_000).level, line(7_000).freshness_ms) == ("running", Level.WELL, 7_000)
+    promised_ms = promise_ms(spec)
+    assert line(promised_ms).word == "running"
+    late = line(promised_ms + 1_000)
+    assert (late.word, late.level) == ("late", Level.TROUBLE)
+    said = "the oldest of 5 waiting records has waited for 5 min 1 s; the last commit was 1 h 0 min ago"
+    assert late.needs[0].sentence == said
+
+
+def test_a_backlog_is_late_although_commits_go_on():
+    behind = status(lag=1, last_commit_at_ms=NOW_MS - 1_000, caught_up_at_ms=OLD_MS)
+    assert (behind.state, behind.sentence) == (
+        "late",
+        "1 record has waited for 1 h 0 min; the last commit was 1.0 s ago",
+    )
+
+
+def test_a_state_from_before_the_page_started_is_marked_and_a_rate_has_its_period(spec: StreamSpec):
+    known = status(flow=Flow(2.5, (1, 2), 3, rate_ms=180_000))
+    for last_known in (True, False):
+        reading = StreamReading(known, NOW_MS, last_known=last_known)
+        line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
+        assert (line.last_known, line.records_per_s, line.rate_ms) == (last_known, 2.5, 180_000)
+
+
+def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
+    silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
+    values = {"stall": silent, "problems": (silent.reason, "another")}
+    found = status(state=State.KAFKA_UNREACHABLE, unreachable_since_ms=silent.since_ms, **values)
+    for_ms = "Kafka at 127.0.0.1:1 has not answered for 28 s"
+    assert found.sentence == f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
+    assert found.problems == (found.sentence, "another")
+    assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 
 
 def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):

@@ -115,7 +115,7 @@ def test_several_streams_complete_a_window_together(minutes, tmp_path):
     minutes.send(70, 130)
     seen = minutes.assess(other)
     assert seen.decision.complete == ()
-    assert "the watermark of others is 2013-12-30T12:29:00Z, held back by others-0" in seen.decision.reason
+    assert "the newest of others, others-0 are of 2013-12-30T12:29:00Z" in seen.decision.reason
     other.send(30, 65)
     (found,) = signal_windows(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
     assert facts(found) == ("T12", 1, 120, 0)
@@ -246,7 +246,7 @@ def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_say
     seen = assess(late.catalog, [impatient])
     assert seen is not None
     assert seen.decision.complete == ()
-    assert "its rows since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
+    assert "rows of minutes since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
 
 
 def test_signals_after_one_are_found_when_the_history_was_expired(minutes):

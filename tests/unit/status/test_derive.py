@@ -29,6 +29,8 @@ from tests.unit.supervise.test_decide import (
 
 STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "t-0 holds the offsets back")
 
+SILENT = Stall(StallKind.KAFKA, NOW, None, "Kafka has not answered since 12:00")
+
 
 def well(**changes: object) -> Heartbeat:
     """The heartbeat of a writer that has committed since its launch."""
@@ -62,6 +64,12 @@ def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
         (State.STOPPED, ended(*crashes(2)), "2 times in a row"),
         (State.CRASH_LOOPING, ended(*crashes(3)), "3 times in a row"),
         (State.CRASH_LOOPING, ended(*crashes(9, code=20)), "9 times in a row"),
+        (State.KAFKA_UNREACHABLE, ended(*crashes(1, code=22)), "exit code 22"),
+        (State.KAFKA_UNREACHABLE, ended(*crashes(9, code=22)), "9 times in a row"),
+        (State.KAFKA_UNREACHABLE, alive(well(stall=SILENT)), "Kafka has not answered"),
+        (State.REGISTRY_UNREACHABLE, ended(*crashes(2, code=28)), "2 times in a row"),
+        (State.OUTAGE, ended(*crashes(5, code=21)), "5 times in a row"),
+        (State.CRASH_LOOPING, ended(*crashes(5, code=24)), "5 times in a row"),
         (State.GIVEN_UP, ended(*crashes(9)), "5 crashes|9 crashes"),
         (State.GIVEN_UP, ended(*crashes(9), notes=GIVEN_UP), "given up: "),
         (State.GIVEN_UP, ended(exit_(11)), "exit code 11"),
@@ -88,6 +96,18 @@ def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits(
         seen = alive(heartbeat, launch=since)
         seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=crashes(4)))
         assert shown(seen).state is state
+
+
+@pytest.mark.parametrize(("code", "lag", "is_over"), [(22, 7, True), (22, None, False), (21, 0, True), (21, 7, False)])
+def test_a_stream_is_well_as_soon_as_the_service_answers_although_no_record_comes(
+    code: int, lag: int | None, is_over: bool
+) -> None:
+    heartbeat = dataclasses.replace(make_heartbeat(Phase.WAITING), lag=lag)
+    seen = alive(heartbeat, launch=launch(launched_at_ms=NOW - 5_000))
+    seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=crashes(5, code=code)))
+    assert (shown(seen).state is State.RUNNING) is is_over
+    starts = dataclasses.replace(seen.writer, heartbeat=dataclasses.replace(heartbeat, epoch=None))
+    assert shown(dataclasses.replace(seen, writer=starts)).state is not State.RUNNING
 
 
 def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:

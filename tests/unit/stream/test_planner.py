@@ -591,7 +591,10 @@ def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silen
     world.after(1)
     world.kafka.down = True
     world.after(10)
-    assert world.reports[-1].observed_at_ms == 1_001_000
+    assert (world.reports[-1].observed_at_ms, world.reports[-1].silent_since_ms) == (1_001_000, 1_002_000)
+    world.kafka.down = False
+    world.after(1)
+    assert (world.reports[-1].observed_at_ms, world.reports[-1].silent_since_ms) == (1_012_000, None)
 
 
 def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world: World):

@@ -338,3 +338,38 @@ def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_u
     assert bench.after(1).backpressure_ms == late_ms, "whether anything waits is not known anew"
     bench.planner_runs = True
     assert bench.after(1).backpressure_ms == 0, "nothing waits: the next records meet a writer that is free"
+
+
+def test_a_record_on_a_quiet_topic_waits_since_it_came_and_not_since_the_last_commit(bench: Bench):
+    bench.commits()
+    assert bench.after(1_800).caught_up_at_ms == bench.now_ms
+    came_ms, bench.ends = bench.now_ms, {TP0: 15, TP1: 20}
+    assert bench.after(7).caught_up_at_ms == came_ms
+    bench.ends = {TP0: 18, TP1: 21}
+    bench.after(3)
+    bench.commits(offsets={TP0: 15, TP1: 20})
+    assert bench.after(1).caught_up_at_ms == came_ms + 7_000, "what came later waits since then"
+    bench.ends = {TP0: 20, TP1: 21}
+    bench.after(400)
+    assert Bench(bench.folder).after(1).caught_up_at_ms == came_ms + 7_000, "the next writer of this host goes on"
+
+
+def test_a_writer_behind_by_many_reports_never_says_that_records_wait_shorter_than_they_do(bench: Bench):
+    bench.waits()
+    began_ms = bench.after(1).caught_up_at_ms
+    for n in range(1, 500):
+        bench.ends = {TP0: 10 + n, TP1: 20}
+        bench.after(1)
+    bench.commits(offsets={TP0: 310, TP1: 20})
+    found = bench.after(1).caught_up_at_ms
+    assert began_ms is not None
+    assert found is not None
+    assert began_ms + 290_000 <= found <= began_ms + 300_000
+
+
+def test_a_kafka_that_has_never_answered_is_named_and_the_lag_stays_unknown(bench: Bench):
+    bench.waits()
+    bench.reporter.set_planner_report(PlannerReport({}, silent_since_ms=bench.now_ms))
+    bench.planner_runs = False
+    found = bench.after(30)
+    assert (found.lag, found.caught_up_at_ms, found.stall and found.stall.kind) == (None, None, StallKind.KAFKA)

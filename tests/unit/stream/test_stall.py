@@ -107,6 +107,18 @@ def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_r
     assert writer.passes(PERIOD)
 
 
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.STAGING])
+def test_brokers_that_do_not_answer_are_named_after_20_s_however_long_the_interval(phase: Phase):
+    writer = Writer(phase=phase)
+    writer.set(silent_since_ms=START)
+    assert writer.passes(MIN_STALL_MS - PERIOD) == []
+    (stall,) = writer.passes(PERIOD)
+    assert (stall.kind, stall.since_ms, stall.held_back_by) == (StallKind.KAFKA, START, None)
+    assert "Kafka has not answered since" in stall.reason
+    writer.set(silent_since_ms=None)
+    assert writer.passes(PERIOD) == []
+
+
 def test_records_that_wait_for_the_commit_interval_are_none():
     writer = Writer(unread={TP0: 5})
     assert writer.passes(STILL - PERIOD) == []

@@ -1,4 +1,4 @@
-"""The DAG `frazil_health`, which measures all tables every five minutes and reports alerts that fire or resolve.
+"""The DAG `frazil_health`, which measures all tables every minute and reports alerts that fire or resolve.
 
 - `measure` reads only metadata. Airflow's store of the asset `frazil.health` keeps the start time of each active alert.
 - `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
@@ -30,14 +30,15 @@ from frazil.operations.message import Message, build_message
 from frazil.spec.last_valid import find_declared
 
 DAG_ID = "frazil_health"
-EVERY, EVERY_VARIABLE = timedelta(minutes=5), "FRAZIL_HEALTH_EVERY"
+EVERY, EVERY_VARIABLE = timedelta(minutes=1), "FRAZIL_HEALTH_EVERY"
 LATE_AFTER = timedelta(minutes=15)
 LATE = f"a run of {DAG_ID} has not ended within {LATE_AFTER}, so no alert can fire: check its task measure"
 DOC = """
-Checks all streams and tables every five minutes (or `FRAZIL_HEALTH_EVERY`), and reads only metadata.
+Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads only metadata.
 
 - **A failed run means that an alert is active.** The log of its task `alerts` has a line per alert: what is wrong, and
   what to do. The runbook has an entry per rule.
+- Alerts that fire because one stream does not write are one incident, with one notification.
 - An alert is reported once when it fires and once when it resolves (`resolved`). Until then, each run fails.
 - A failed `measure` means that nothing could be checked: its log shows the reason.
 """
@@ -64,7 +65,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
     :param expectations: folder of the quality gates' suites. A suite that gates no table is an alert.
-    :param every: interval; by default FRAZIL_HEALTH_EVERY, or five minutes.
+    :param every: interval; by default FRAZIL_HEALTH_EVERY, or a minute.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
     :param on_late: called when a measurement hangs; by default the triggerer logs it.
@@ -162,4 +163,5 @@ def _over(context: Any) -> Message | None:
 def _message(context: Any, kind: str) -> Message | None:
     measured = checked_xcom(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
     alerts = [one for one in measured[kind] if isinstance(one, dict)]
-    return build_message(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())
+    active = [one for one in measured["active"] if isinstance(one, dict)]
+    return build_message(alerts, is_over=kind == "resolved", active=active, overview=page_url())

@@ -25,8 +25,8 @@ from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
-RUNS = 12
-"""Number of runs in which each table is measured once: at a run in five minutes, an hour."""
+RUNS = 60
+"""Number of runs in which each table is measured once: at a run a minute, an hour."""
 MIN_TABLES_PER_RUN = 50
 """Minimum number of tables measured in each run."""
 MAX_LISTED = 5

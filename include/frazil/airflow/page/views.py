@@ -12,6 +12,7 @@ from typing import Any
 from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
+from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
@@ -107,9 +108,10 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
         around = health_of_stream(one, complete, paused.value)
         lines.append(build_line(one.name, one.spec, reading_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
-    notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
+    notes = tuple(_notes(found, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
     needs = health_of_stream.about_none if len(shown) == len(everything) else ()
+    needs += without_alerts(alerts.value, now_ms=now_ms) if shown else ()
     said = headline(lines, airflow=airflow)
     return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, said)
 
@@ -270,15 +272,13 @@ def reading_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Strea
     file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
     if answer is None:
         return file
-    reading = replace(file, status=answer.value, at_ms=answer.at_ms)
+    reading = replace(file, status=answer.value, at_ms=answer.at_ms, last_known=answer.remembered)
     if answer.outdated:
         return replace(reading, outdated=answer.problem)
     return replace(reading, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
 
 
-def _notes(
-    found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: Mapping[str, bool], *, now_ms: int
-) -> Iterator[str]:
+def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: Mapping[str, bool]) -> Iterator[str]:
     """Yield sentences that concern all streams. `dags` maps each DAG to whether it is paused."""
     if found.problem:
         yield f"Cannot read the declarations in {streams_folder()}: {found.problem}"
@@ -287,12 +287,16 @@ def _notes(
     for dag_id, undone in PAUSED.items() if found.value else ():
         if dags.get(dag_id):
             yield f"The DAG {dag_id} is paused in Airflow: {undone} until you unpause it"
-    measured = alerts.value
     if alerts.problem:
         yield f"Cannot read the alerts from Airflow: {alerts.problem}"
-    if measured is None or not found.value:
-        return
-    if measured.at_ms is None:
-        yield "Tables have not been measured yet, so no alert can fire: unpause the DAG frazil_health"
-    elif now_ms - measured.at_ms > MAX_MEASUREMENT_AGE_MS:
-        yield f"Tables were last measured at {utc(measured.at_ms)}: check why the DAG frazil_health does not run"
+
+
+def without_alerts(measured: Measured | None, *, now_ms: int) -> tuple[Need, ...]:
+    """Return a need if nothing measures the streams, so that no alert can fire; empty while that is unknown."""
+    if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
+        return ()
+    why = (
+        "nothing has been measured yet" if measured.at_ms is None else f"the last measurement was {utc(measured.at_ms)}"
+    )
+    sentence = f"No alert can fire: {why}. Unpause the DAG {HEALTH_DAG}, or check why it does not run"
+    return (Need(sentence, dag=HEALTH_DAG),)

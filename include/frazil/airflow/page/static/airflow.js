@@ -24,6 +24,15 @@ export function followTheme() {
   follow();
 }
 
+/** Keep the page's address in that of the surrounding Airflow, so that it can be shared and survives a reload. */
+export function keepAddress() {
+  const around = outer();
+  if (!around) return;
+  if (!location.hash && around.location.hash.startsWith("#/")) location.replace(around.location.hash);
+  const keep = () => around.history.replaceState(around.history.state, "", around.location.pathname + around.location.search + location.hash);
+  for (const name of ["hashchange", "addresschange"]) addEventListener(name, keep);
+}
+
 /** Go to a page of Airflow, such as /dags/frazil_health. The frame may not navigate what is around it; a link there may. */
 export function goTo(path) {
   const around = outer();

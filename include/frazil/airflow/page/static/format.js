@@ -22,6 +22,11 @@ export function rate(perSecond) {
   return `${perSecond < 10 ? perSecond.toFixed(1) : short(perSecond)}/s`;
 }
 
+/** The period that a line's rate covers. */
+export function mean({ rate_ms: ms }) {
+  return ms ? `${duration(ms)} mean` : "";
+}
+
 export function duration(ms) {
   if (ms === null || ms === undefined) return UNKNOWN;
   const s = Math.max(ms, 0) / 1000;

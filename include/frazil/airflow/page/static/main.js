@@ -1,6 +1,6 @@
 // Shows the view for the URL's fragment, and refreshes it.
 
-import { call, followTheme, Refused } from "./airflow.js";
+import { call, followTheme, keepAddress, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import * as overview from "./overview.js";
 import { needsList } from "./parts.js";
@@ -87,6 +87,7 @@ function skeleton(title) {
 }
 
 followTheme();
+keepAddress();
 addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
 show();

@@ -2,7 +2,7 @@
 
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
-import { ago, count, duration, iso, rate, short, times, UNKNOWN } from "./format.js";
+import { ago, count, duration, iso, mean, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, levelName, shape } from "./marks.js";
 import { heldBy, needed, needsList } from "./parts.js";
 
@@ -40,7 +40,7 @@ function header(data) {
     h("h1", {}, "Streams"),
     data.headline && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, data.headline),
     data.pending && h("p", { class: "soft" }, "Loading …"),
-    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all`),
+    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all, mean of 10 min or more`),
   );
 }
 
@@ -121,7 +121,7 @@ function row(line, now) {
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
       h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line, now)),
       h("td", { "data-name": "Freshness" }, freshness(line)),
-      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),
+      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table, now" }, short(line.lag)),
       h("td", { "data-name": "Records" }, records(line)),
       h("td", { "data-name": "Complete to" }, complete(line)),
       h("td", { "data-name": "Dead letters", class: "n" }, letters(line)),
@@ -133,7 +133,7 @@ function row(line, now) {
 }
 
 function calm(line, now) {
-  const old = line.at_ms !== null && now - line.at_ms > OLD_MS && h("small", { class: "calm" }, `as of ${ago(line.at_ms, now)}`);
+  const old = line.at_ms !== null && (line.last_known || now - line.at_ms > OLD_MS) && h("small", { class: "calm" }, `${line.last_known ? "last known state, " : ""}as of ${ago(line.at_ms, now)}`);
   return [old, line.needs.length === 0 && line.notes.map((said) => h("small", { class: "calm" }, said))];
 }
 
@@ -142,7 +142,7 @@ function freshness(line) {
   const said = line.freshness_ms === 0 && line.lag === 0 ? "up to date" : duration(line.freshness_ms);
   return h(
     "span",
-    { class: "fresh", title: `The last commit may be ${duration(line.promise_ms)} old while records wait` },
+    { class: "fresh", title: `Age of the oldest record that waits in Kafka, now. Promised: at most ${duration(line.promise_ms)}` },
     h("span", {}, said),
     gauge(line.freshness_ms, line.promise_ms, `${said} of ${duration(line.promise_ms)} promised`),
   );
@@ -154,7 +154,7 @@ function records(line) {
     "span",
     { class: "flow" },
     spark(line.last_hour, `records in the last hour: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
-    h("span", {}, rate(line.records_per_s), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches ${duration(line.backpressure_ms)} too slow`)),
+    h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches ${duration(line.backpressure_ms)} too slow`)),
   );
 }
 

@@ -41,11 +41,12 @@ function toDag(dag, key) {
 export function heldBy(windows) {
   const gates = windows.holders.filter(({ kind }) => kind === "gate");
   const others = windows.holders.filter(({ kind }) => kind !== "gate");
+  const time = others.find(({ kind }) => kind === "time");
   const shown = others.slice(0, 2).map(({ kind, name, why }) => `${kind === "stream" ? "stream " : ""}${name}${why ? `, which ${why}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
   const said = [
-    shown.length && `next window waits for ${shown.join(" and ")}${more}`,
-    gates.length && `a gate holds ${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""}`,
+    time ? time.name : shown.length && `next window waits for ${shown.join(" and ")}${more}`,
+    gates.length && `${gates.length} held (${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""})`,
   ].filter(Boolean);
   return times(said.join("; "));
 }

@@ -4,7 +4,7 @@ import { actions } from "./actions.js";
 import { linkOut, linkTo } from "./airflow.js";
 import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
-import { ago, bytes, count, counted, duration, iso, moment, rate, short, UNKNOWN } from "./format.js";
+import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
 import { heldBy, needsList, way, words } from "./parts.js";
 import { recorded } from "./recorded.js";
@@ -19,7 +19,7 @@ export function draw(view, state, page) {
   const { line } = view;
   return [
     way(line.stream),
-    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Read ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
+    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
     line.table && actions(view.actions, line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
@@ -48,10 +48,10 @@ function numbers(view) {
   return h(
     "dl",
     { class: "numbers" },
-    number("Freshness", fresh, `${duration(line.promise_ms)} promised`),
-    number("Lag", count(line.lag), line.lag === null ? "unknown" : "records"),
-    number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
-    line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
+    number("Freshness", fresh, `now; ${duration(line.promise_ms)} promised`),
+    number("Lag", count(line.lag), line.lag === null ? "unknown" : "records, now"),
+    number(["Records", mean(line)].filter(Boolean).join(", "), rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
+    line.has_windows && number("Complete without holes to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );

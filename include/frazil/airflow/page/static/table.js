@@ -6,7 +6,7 @@ import { bar, gauge } from "./charts.js";
 import { h, replace, s } from "./dom.js";
 import { ago, bytes, count, counted, moment, short, times } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { needsList, way } from "./parts.js";
+import { needsList, way, words } from "./parts.js";
 
 export const title = (name) => name;
 export const path = (name) => `table/${encodeURIComponent(name)}`;
@@ -17,18 +17,40 @@ export function draw(view, state, page) {
   return [
     way(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
-    actions(offered(view), view.table, view.may_act, page, { partition: times(held(view)?.key ?? "") }),
+    actions(offered(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
     needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
-    view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
+    view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
   ];
 }
 
 function held(view) {
-  return view.calendar?.cells.find((cell) => cell.state === "held");
+  return (view.calendar?.cells ?? []).filter((cell) => cell.state === "held");
+}
+
+/** Each held window with its gate's finding; *Release* opens the action's form for this window. */
+function heldWindows(view, state, page) {
+  const cells = held(view);
+  if (!cells.length) return null;
+  const release = (cell) => {
+    state.release = cell;
+    page.draw();
+    document.querySelector('[data-key="action-release"]')?.click();
+  };
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Held windows"),
+    h("ul", { class: "runs" }, cells.map((cell) => h("li", {}, shape(1), h("div", {}, h("a", { href: addressOf(view, cell), "data-key": `held-${cell.key}` }, times(cell.key)), " ", h("button", { class: "plain", onclick: () => release(cell), "data-key": `release-${cell.key}` }, `Release ${times(cell.key)} …`), h("small", {}, words(cell.note || "Its gate gave no reason.")))))),
+  );
+}
+
+/** The address of one window. */
+function addressOf(view, cell) {
+  return `#/table/${encodeURIComponent(view.table)}?window=${encodeURIComponent(cell.key)}`;
 }
 
 function offered(view) {
-  return [view.kind !== "dead letters" && "maintain", held(view) && "release", view.calendar?.waits_for && "send-again"].filter(Boolean);
+  return [view.kind !== "dead letters" && "maintain", held(view).length > 0 && "release", view.calendar?.waits_for && "send-again"].filter(Boolean);
 }
 
 function nothing(view) {
@@ -73,7 +95,7 @@ const STATES = {
   empty: "no rows",
 };
 const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
-const MARKS = { compacted: "at most one small file", backfilled: "being backfilled" };
+const MARKS = { compacted: "compacted", backfilled: "being backfilled" };
 const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
 export function windows(view) {
@@ -81,7 +103,9 @@ export function windows(view) {
   if (!calendar) return null;
   const hourly = calendar.grain === "hour";
   const next = calendar.waits_for ? `Next: ${times(calendar.waits_for)}` : "No window is signalled: these are the table's partitions.";
-  const said = h("output", { class: "soft read" }, next);
+  const asked = new URLSearchParams(location.hash.split("?")[1]).get("window");
+  const chosen = calendar.cells.find((cell) => cell.key === asked);
+  const said = h("output", { class: "soft read" }, chosen ? wordsOf(chosen) : next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
   const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
   const rows = new Map();
@@ -110,7 +134,7 @@ export function windows(view) {
         "table",
         { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell) => h("td", {}, cell && sign(cell, said)))))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell) => h("td", {}, cell && sign(cell, said, addressOf(view, cell), cell === chosen)))))),
       ),
     ),
     said,
@@ -123,17 +147,31 @@ function spread(cells, place, width) {
   return row;
 }
 
-function sign(cell, said) {
-  const marks = Object.keys(MARKS).filter((mark) => cell[mark]);
+function marksOf(cell) {
+  return Object.keys(MARKS).filter((mark) => cell[mark]);
+}
+
+function wordsOf(cell) {
   const facts = [
     STATES[cell.state],
     cell.rows !== null && counted(cell.rows, "row"),
     cell.late_rows > 0 && `${count(cell.late_rows)} of them late`,
     cell.files > 0 && `${counted(cell.files, "file")} in its partition`,
-    ...marks.map((mark) => MARKS[mark]),
+    ...marksOf(cell).map((mark) => MARKS[mark]),
   ].filter(Boolean);
-  const words = `${times(cell.key)}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
-  return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""} ${marks.join(" ")}`, title: words, role: "img", "aria-label": words, onpointerenter: () => replace(said, document.createTextNode(words)) }, SIGNS[cell.state] || "");
+  return `${times(cell.key)}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
+}
+
+/** A cell of the calendar; a click or touch makes its address that of the page. */
+function sign(cell, said, address, chosen) {
+  const text = wordsOf(cell);
+  const show = () => replace(said, document.createTextNode(text));
+  const choose = () => {
+    history.replaceState(null, "", address);
+    dispatchEvent(new Event("addresschange"));
+    show();
+  };
+  return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""}${chosen ? " chosen" : ""} ${marksOf(cell).join(" ")}`, title: text, role: "img", "aria-label": text, onpointerenter: show, onclick: choose }, SIGNS[cell.state] || "");
 }
 
 function weekOf(key) {

@@ -1,0 +1,43 @@
+"""Finds out when a stream had last committed every record that Kafka had. Pure.
+
+Records that wait now arrived after that time, so it bounds their age. The age of the last commit does not: on a quiet
+topic it may be hours, although a record arrived just now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from frazil.offsets.spans import TopicPartition
+from frazil.stream.plan import PlannerReport
+
+MAX_REPORTS = 120
+"""Maximum number of reports kept. Beyond it, every second one is dropped, which makes the time earlier, not later."""
+
+
+class Arrivals:
+    """Keeps the planner's reports whose records are not all committed yet. `caught_up_at_ms` is the time so far."""
+
+    def __init__(self, caught_up_at_ms: int | None = None) -> None:
+        self.caught_up_at_ms = caught_up_at_ms
+        self._reports: list[PlannerReport] = []
+
+    def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
+        """Add a report, and return the time of the newest report whose records all lie before the marker's offsets."""
+        if report is not None and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms):
+            if self._reports and _is_same(self._reports[-1], report):
+                self._reports.pop()
+            self._reports.append(report)
+        while self._reports and _is_committed(self._reports[0], offsets):
+            self.caught_up_at_ms = self._reports.pop(0).observed_at_ms
+        if len(self._reports) > MAX_REPORTS:
+            del self._reports[1::2]
+        return self.caught_up_at_ms
+
+
+def _is_same(one: PlannerReport, other: PlannerReport) -> bool:
+    return one.ends == other.ends and one.in_transactions == other.in_transactions
+
+
+def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
+    return not report.unread(offsets) and not report.in_transactions
