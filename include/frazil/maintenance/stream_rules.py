@@ -184,7 +184,10 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
     )
     shown = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"
     down_s = 0 if state.unreachable_since_ms is not None else down_s
-    return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence, hold_ms=0)
+    # Without a known end, the time without a writer is the alert's own; a new stream has time for its first start.
+    unknown = alerts.writer_down if state.writer.has_ended else alerts.hold
+    hold_ms = unknown // timedelta(milliseconds=1) if down_s == math.inf else 0
+    return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence, hold_ms=hold_ms)
 
 
 def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:

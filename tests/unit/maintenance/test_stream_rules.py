@@ -330,6 +330,17 @@ def test_a_watermark_that_does_not_move_is_an_alert_only_after_the_hold_because_
     assert holds == {StallKind.WATERMARK: 15 * MINUTE_MS, StallKind.OFFSETS: 45_000}
 
 
+def test_a_new_stream_has_time_for_its_first_writer_and_one_whose_end_is_unknown_a_minute() -> None:
+    ended = WriterProcess(ProcessState.ENDED)
+    holds = [
+        one.hold_ms
+        for process in (WriterProcess(ProcessState.NEVER_LAUNCHED), ended, dataclasses.replace(ended, ended_at_ms=1))
+        for one in stream_readings(dataclasses.replace(state(alive=False), writer=process), ALERTS, now_ms=NOW_MS)
+        if one.rule == "writer" and one.is_beyond
+    ]
+    assert holds == [15 * MINUTE_MS, MINUTE_MS, 0]
+
+
 def test_a_service_that_does_not_answer_is_one_alert_and_not_one_for_each_of_its_signs() -> None:
     away = {"state": State.KAFKA_UNREACHABLE, "sentence": "Kafka does not answer", "unreachable_since_ms": NOW_MS}
     signs = {"alive": False, "ended_at_ms": NOW_MS - 9 * MINUTE_MS, "crashes": 9}
