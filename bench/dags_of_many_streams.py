@@ -36,8 +36,8 @@ FILES = {"audits": "frazil_audit", "maintenance": "frazil_maintenance"}
 
 def declare(folder: Path, streams: int) -> None:
     """Each has batches in this hour and in the last complete one."""
-    from frazil.spec.load import load_stream  # noqa: PLC0415 - after FRAZIL_HOME is set
-    from tests.made_batches import MadeStream  # noqa: PLC0415 - as above
+    from frazil.spec.load import load_stream  # after FRAZIL_HOME is set
+    from tests.made_batches import MadeStream
 
     folder.mkdir()
     for number in range(streams):
@@ -49,7 +49,7 @@ def declare(folder: Path, streams: int) -> None:
 
 
 def measure(file: str, prefix: str) -> None:
-    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - after AIRFLOW_HOME is set
+    from airflow.dag_processing.dagbag import DagBag  # after AIRFLOW_HOME is set
 
     begin = time.process_time()
     bag = DagBag(str(CHECKOUT / "dags" / f"{file}.py"))
@@ -64,7 +64,7 @@ def measure(file: str, prefix: str) -> None:
 
 def ran_tasks(dag: Any) -> int:
     """Run a DAG, and count the task instances that a process would have been started for."""
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session
 
     done = dag.test()
     with create_session() as session:
@@ -92,7 +92,7 @@ def main() -> None:
         kept = os.dup(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout = os.fdopen(kept, "w", buffering=1)
-        from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - after AIRFLOW_HOME is set
+        from airflow.dag_processing.bundles.manager import DagBundlesManager  # after AIRFLOW_HOME is set
 
         in_airflow.make_database()
         in_airflow.store_dags()

@@ -260,7 +260,7 @@ def main() -> None:
 
 def draw(points: list[Point], path: Path) -> None:
     """A panel a curve: CPU a million records, or a megabyte; for a backlog, memory."""
-    from bench.peer.plots import panels  # noqa: PLC0415 - matplotlib, which a worker's process has no need of
+    from bench.peer.plots import panels  # matplotlib, which a worker's process has no need of
 
     curves: dict[str, list[Point]] = {}
     for point in points:

@@ -109,18 +109,18 @@ def measure_parsing(root: Path, rounds: int) -> None:
 
 
 def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
-    from frazil import clock  # noqa: PLC0415 - after FRAZIL_HOME is set
-    from frazil.home import run_folder  # noqa: PLC0415
-    from frazil.host.exchange import open_exchange  # noqa: PLC0415
-    from frazil.host.heartbeat import Heartbeat, Phase  # noqa: PLC0415
-    from frazil.host.lock import LOCK_FILE  # noqa: PLC0415
-    from frazil.host.processes import mark  # noqa: PLC0415
-    from frazil.host.records import Launch, LaunchKind  # noqa: PLC0415
-    from frazil.spec.load import load_streams  # noqa: PLC0415
-    from frazil.supervise.supervised import Declaration, WriterProgram  # noqa: PLC0415
-    from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415
-    from frazil.table.catalogs import load_catalog  # noqa: PLC0415
-    from frazil.table.tables import ensure_table  # noqa: PLC0415
+    from frazil import clock  # after FRAZIL_HOME is set
+    from frazil.home import run_folder
+    from frazil.host.exchange import open_exchange
+    from frazil.host.heartbeat import Heartbeat, Phase
+    from frazil.host.lock import LOCK_FILE
+    from frazil.host.processes import mark
+    from frazil.host.records import Launch, LaunchKind
+    from frazil.spec.load import load_streams
+    from frazil.supervise.supervised import Declaration, WriterProgram
+    from frazil.supervise.supervisor import Supervisor
+    from frazil.table.catalogs import load_catalog
+    from frazil.table.tables import ensure_table
 
     begin_ms, us = clock.now_ms(), mark(os.getpid())
     for name, spec in load_streams(folder).items():
@@ -151,7 +151,7 @@ def print_check(what: str, checks: list[Callable[[], object]], rounds: int) -> l
 
 
 def measure_idle(root: Path, seconds: float, *, dags: int) -> None:
-    from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow  # noqa: PLC0415
+    from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 
     with EmbeddedAirflow(root / "idle", CHECKOUT) as airflow:
         deadline = time.monotonic() + 600

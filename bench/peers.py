@@ -93,7 +93,7 @@ def register(registry: EmbeddedRegistry, records: Records) -> int:
 
 def draw() -> None:
     """The newest runs of each kind of record that were kept: each system's least CPU, and its median."""
-    from bench.peer.plots import bars  # noqa: PLC0415 - matplotlib, which a run has no need of
+    from bench.peer.plots import bars  # matplotlib, which a run has no need of
 
     groups: dict[str, dict[str, tuple[float, float]]] = {}
     for kind in KINDS:

@@ -214,9 +214,9 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(spark_home: Path) -> Iterator[Any]:
     """One Spark for the whole run: a writer's session, with Iceberg's runtime and an embedded catalog."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - tests that need no Spark start without it
+    from pyspark.sql import SparkSession  # tests that need no Spark start without it
 
-    from frazil.spark.class_archive import java_options  # noqa: PLC0415 - as above
+    from frazil.spark.class_archive import java_options
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", str(spark_home))
@@ -321,9 +321,9 @@ class DeclaredStream:
 
     def writer(self, *, until_caught_up: bool = False) -> Any:
         """A writer in this process: on the session's Spark where the test has it, else without a JVM."""
-        from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - tests that need no writer start without it
-        from frazil.stream.writer import Writer  # noqa: PLC0415 - as above
-        from tests.in_process_engine import InProcessEngine  # noqa: PLC0415 - as above
+        from frazil.stream.spark_engine import SparkEngine  # tests that need no writer start without it
+        from frazil.stream.writer import Writer
+        from tests.in_process_engine import InProcessEngine
 
         engine = InProcessEngine() if self._spark is None else SparkEngine(self.spec, self._spark)
         return Writer(self.spec, until_caught_up=until_caught_up, engine=engine)
@@ -382,7 +382,7 @@ def stream(
 @pytest.fixture
 def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`frazil("audit", "events")`: the command on the test's stream, in this process; no one answers its questions."""
-    from frazil.cli.main import frazil as command  # noqa: PLC0415 - tests that need no command start without it
+    from frazil.cli.main import frazil as command  # tests that need no command start without it
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         done = CliRunner().invoke(command, [*arguments, "--streams", str(stream.streams)])

@@ -246,9 +246,9 @@ def slow(seconds: float, then: Trouble = none) -> Trouble:
 
 def signed_again(call: Call, *, service: str, key: str, secret: str, region: str) -> Call:
     """The call under other credentials, for a server that does not know those of the proxy's clients."""
-    from botocore.auth import S3SigV4Auth, SigV4Auth  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
-    from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
-    from botocore.credentials import Credentials  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+    from botocore.auth import S3SigV4Auth, SigV4Auth  # type: ignore[import-untyped]  # an extra
+    from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]  # an extra
+    from botocore.credentials import Credentials  # type: ignore[import-untyped]  # an extra
 
     body = call.body
     if call.header("x-amz-content-sha256").startswith("STREAMING"):

@@ -13,8 +13,8 @@ MAIN = CHECKOUT / "spark_apps" / "write_stream.py"
 def main(*, without_jvm: bool = True, program: Path = MAIN) -> None:
     """Run it, or the program of a shared application, with this process's arguments."""
     if without_jvm:
-        from frazil.stream import spark_engine  # noqa: PLC0415 - a writer imports it as late
-        from tests.in_process_engine import InProcessEngine  # noqa: PLC0415 - as above
+        from frazil.stream import spark_engine  # a writer imports it as late
+        from tests.in_process_engine import InProcessEngine
 
         spark_engine.SparkEngine = lambda *_: InProcessEngine()  # type: ignore[assignment,misc]
     sys.argv[0] = str(program)

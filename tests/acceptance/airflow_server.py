@@ -113,9 +113,9 @@ class _Server:
     """What the process does; Airflow is imported by no one else."""
 
     def __init__(self, home: Path) -> None:
-        from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415
-        from airflow.sdk.definitions import dag as sdk_dag  # noqa: PLC0415
-        from airflow.utils import db  # noqa: PLC0415
+        from airflow.dag_processing.bundles.manager import DagBundlesManager
+        from airflow.sdk.definitions import dag as sdk_dag
+        from airflow.utils import db
 
         db.initdb()
         DagBundlesManager().sync_bundles_to_db()
@@ -138,12 +138,12 @@ class _Server:
         self._streams, self._parsed = Path(streams), None
 
     def run(self, dag_id: str, conf: dict[str, Any] | None, hours_ahead: int) -> dict[str, Any]:
-        from datetime import UTC, datetime, timedelta  # noqa: PLC0415
+        from datetime import UTC, datetime, timedelta
 
-        from airflow.models.dagrun import DagRun as Run  # noqa: PLC0415
-        from airflow.models.xcom import XComModel  # noqa: PLC0415
-        from airflow.utils.session import create_session  # noqa: PLC0415
-        from sqlalchemy import delete, select  # noqa: PLC0415
+        from airflow.models.dagrun import DagRun as Run
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import delete, select
 
         self._parse()
         try:
@@ -162,11 +162,11 @@ class _Server:
         return {"state": str(done.state), "tasks": tasks, "xcom": xcom}
 
     def create_event(self, asset: str, extra: dict[str, Any], key: str | None) -> None:
-        from airflow.api_fastapi.core_api.datamodels.assets import CreateAssetEventsBody  # noqa: PLC0415
-        from airflow.api_fastapi.core_api.routes.public.assets import create_asset_event  # noqa: PLC0415
-        from airflow.models.asset import AssetModel  # noqa: PLC0415
-        from airflow.utils.session import create_session  # noqa: PLC0415
-        from sqlalchemy import select  # noqa: PLC0415
+        from airflow.api_fastapi.core_api.datamodels.assets import CreateAssetEventsBody
+        from airflow.api_fastapi.core_api.routes.public.assets import create_asset_event
+        from airflow.models.asset import AssetModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
 
         self._parse()
         with create_session() as session:
@@ -175,9 +175,9 @@ class _Server:
             create_asset_event(body, session, None)  # type: ignore[arg-type]
 
     def published(self, asset: str) -> list[Published]:
-        from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415
-        from airflow.utils.session import create_session  # noqa: PLC0415
-        from sqlalchemy import select  # noqa: PLC0415
+        from airflow.models.asset import AssetEvent, AssetModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
 
         with create_session() as session:
             events = session.scalars(
@@ -189,13 +189,13 @@ class _Server:
         return [(key, extra[key]["number"]) for key, extra in ours]
 
     def alert_states(self) -> dict[str, Any]:
-        from airflow.models.asset import AssetModel  # noqa: PLC0415
-        from airflow.models.asset_state_store import AssetStateStoreModel  # noqa: PLC0415
-        from airflow.utils.session import create_session  # noqa: PLC0415
-        from sqlalchemy import select  # noqa: PLC0415
+        from airflow.models.asset import AssetModel
+        from airflow.models.asset_state_store import AssetStateStoreModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
 
-        from frazil.airflow.audits.findings import LAST_AUDITS_KEY  # noqa: PLC0415
-        from frazil.airflow.maintenance.due import TURNS  # noqa: PLC0415
+        from frazil.airflow.audits.findings import LAST_AUDITS_KEY
+        from frazil.airflow.maintenance.due import TURNS
 
         with create_session() as session:
             found = session.execute(
@@ -216,7 +216,7 @@ class _Server:
 
     def _parse(self) -> None:
         """Parse the DAGs, as Airflow's DAG processor does all the time; without a change the result is the same."""
-        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db  # noqa: PLC0415
+        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
         files = {path.name: path.read_bytes() for path in self._streams.glob("*.yaml")}
         if files == self._parsed:
@@ -231,7 +231,7 @@ class _Server:
 
 
 def _copy(source: Path, target: Path) -> None:
-    import sqlite3  # noqa: PLC0415 - the server's alone
+    import sqlite3  # the server's alone
 
     with closing(sqlite3.connect(source)) as before, closing(sqlite3.connect(target, timeout=30)) as after:
         before.backup(after)

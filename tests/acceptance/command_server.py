@@ -195,7 +195,7 @@ def _become(request: Request) -> None:
         if request.stops_after:
             _signal_itself_after(request.stops_after, signal.SIGSTOP)
         sys.argv = ["frazil", *request.arguments]
-        from frazil.cli.main import main  # noqa: PLC0415 - imported before the fork
+        from frazil.cli.main import main  # imported before the fork
 
         main()
         code = 0
@@ -210,8 +210,8 @@ def _become(request: Request) -> None:
 
 
 def _spare_the_jvm() -> None:
-    from frazil.stream import spark_engine  # noqa: PLC0415 - imported before the fork
-    from tests.in_process_engine import InProcessEngine  # noqa: PLC0415 - only children need it
+    from frazil.stream import spark_engine  # imported before the fork
+    from tests.in_process_engine import InProcessEngine  # only children need it
 
     spark_engine.SparkEngine = lambda *_: InProcessEngine()  # type: ignore[assignment,misc]
 
@@ -225,10 +225,10 @@ def _shift_clock(by_ms: int) -> None:
 
 def _signal_itself_after(point: str, number: int) -> None:
     """Once, where the work at a point of a batch is done."""
-    from frazil.commit.committer import Committer  # noqa: PLC0415 - imported before the fork
-    from frazil.commit.journal import JournalStore  # noqa: PLC0415
-    from tests.crashes import between_the_tables_of_a_batch  # noqa: PLC0415
-    from tests.in_process_engine import InProcessEngine  # noqa: PLC0415
+    from frazil.commit.committer import Committer  # imported before the fork
+    from frazil.commit.journal import JournalStore
+    from tests.crashes import between_the_tables_of_a_batch
+    from tests.in_process_engine import InProcessEngine
 
     if point == "dead letters":
         between_the_tables_of_a_batch()

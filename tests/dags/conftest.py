@@ -55,7 +55,7 @@ class DagRunner:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers that wait for windows need not wait for Airflow first."""
-    from frazil.airflow.partitions import polling_trigger  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.partitions import polling_trigger  # needs AIRFLOW_HOME
 
     monkeypatch.setattr(polling_trigger, "MIN_DEFERRAL_S", 0.0)
 

@@ -106,7 +106,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], log: str) -> 
 
 
 def make_database() -> None:
-    from airflow.utils import db  # noqa: PLC0415 - Airflow is imported in these processes alone
+    from airflow.utils import db  # Airflow is imported in these processes alone
 
     db.initdb()
 
@@ -120,7 +120,7 @@ def exported_names() -> tuple[list[str], set[str]]:
 
 def parse(folder: str) -> dict[str, Any]:
     """What a DAG folder comes to, as Airflow's DAG processor finds it."""
-    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
+    from airflow.dag_processing.dagbag import DagBag
 
     cpu = time.process_time()
     with warnings.catch_warnings(record=True) as caught:
@@ -165,9 +165,9 @@ def _named(callback: Any) -> str:
 
 def serialized(folder: str) -> dict[str, Any]:
     """Each DAG of a folder as Airflow's database has it: if that changes, Airflow makes another version of the DAG."""
-    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
-    from airflow.models.serialized_dag import SerializedDagModel  # noqa: PLC0415 - as above
-    from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.serialization.serialized_objects import DagSerialization
 
     found = {dag_id: DagSerialization.to_dict(dag) for dag_id, dag in DagBag(folder).dags.items()}
     for data in found.values():
@@ -177,7 +177,7 @@ def serialized(folder: str) -> dict[str, Any]:
 
 @functools.cache
 def dags(path: str) -> Any:
-    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
+    from airflow.dag_processing.dagbag import DagBag
 
     found = DagBag(path).dags
     for dag in found.values():
@@ -193,11 +193,11 @@ def run(
     By frazil's clock it is `later` than now, when no Kafka tells a lag. A mapped task's id ends with the name of the
     instance in brackets, as Airflow's UI shows it.
     """
-    from airflow.models.asset import AssetEvent  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
-    from frazil import clock  # noqa: PLC0415 - as above
+    from frazil import clock
 
     now_ms = clock.now_ms() + later // timedelta(milliseconds=1)
     with ExitStack() as then:
@@ -218,11 +218,11 @@ def _shown(ti: Any) -> str:
 
 def put(name: str, *, events: Sequence[Any] = (), store: Mapping[str, Any] | None = None, queued: bool = False) -> None:
     """What others may put into Airflow: an asset's events and stored values, and a run that waits with its events."""
-    from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415 - as above
-    from airflow.models.asset_state_store import AssetStateStoreModel  # noqa: PLC0415 - as above
-    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.models.asset_state_store import AssetStateStoreModel
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     with create_session() as session:
         asset = session.scalars(select(AssetModel).where(AssetModel.name == name)).one()
@@ -239,8 +239,8 @@ def put(name: str, *, events: Sequence[Any] = (), store: Mapping[str, Any] | Non
 
 @functools.cache
 def _api_server() -> Any:
-    from airflow.api_fastapi.app import create_app  # noqa: PLC0415 - as above
-    from fastapi.testclient import TestClient  # noqa: PLC0415 - as above
+    from airflow.api_fastapi.app import create_app
+    from fastapi.testclient import TestClient
 
     return TestClient(create_app(apps="core"), base_url="http://airflow.example")
 
@@ -255,8 +255,8 @@ def ask(  # noqa: PLR0913 - who asks, and what
     teams: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What the API server answers a person of this role, who is signed in by cookie as in a browser."""
-    from airflow.api_fastapi.app import get_auth_manager  # noqa: PLC0415 - as above
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
     server = _api_server()
     server._transport.raise_server_exceptions = False  # as a person meets what no one expected
@@ -276,8 +276,8 @@ def ask(  # noqa: PLR0913 - who asks, and what
 
 def meet_other_files(change: bool) -> None:
     """Let frazil have changed under the API server, so that actions cannot be loaded; or let it be as before."""
-    from frazil import installed  # noqa: PLC0415 - as above
-    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil import installed
+    from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
     def cannot_be_loaded(*_: Any) -> Any:
         raise ImportError("cannot import name 'PageAction'")
@@ -293,9 +293,9 @@ def meet_other_files(change: bool) -> None:
 
 def silence_database(silent: bool) -> None:
     """Let Airflow's database not tell `actions` which DAGs it has; or let it tell them again."""
-    import threading  # noqa: PLC0415 - as above
+    import threading
 
-    from frazil.airflow.page import actions, known, views  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import actions, known, views  # needs AIRFLOW_HOME
 
     views.answers.cache_clear()
     if silent:
@@ -309,8 +309,8 @@ def silence_database(silent: bool) -> None:
 
 def store_dags() -> list[str]:
     """What Airflow's database knows about the DAG folder; the ids of its DAGs."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - as above
-    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db  # noqa: PLC0415 - as above
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 
     manager = DagBundlesManager()
     manager.sync_bundles_to_db()
@@ -323,9 +323,9 @@ def store_dags() -> list[str]:
 
 def unpause(*but: str) -> None:
     """Unpause every DAG except for some."""
-    from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import update  # noqa: PLC0415 - as above
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import update
 
     with create_session() as session:
         session.execute(update(DagModel).where(DagModel.dag_id.not_in(but)).values(is_paused=False))
@@ -333,9 +333,9 @@ def unpause(*but: str) -> None:
 
 def put_heartbeats(**seconds_ago: float) -> None:
     """Let Airflow's own processes, by the names of their jobs, have given their last signs of life that long ago."""
-    from airflow.jobs.job import Job  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import delete  # noqa: PLC0415 - as above
+    from airflow.jobs.job import Job
+    from airflow.utils.session import create_session
+    from sqlalchemy import delete
 
     now = datetime.now(UTC)
     with create_session() as session:
@@ -350,12 +350,12 @@ ALIVE = {"SchedulerJob": -86_400.0, "TriggererJob": -86_400.0, "DagProcessorJob"
 
 def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
     """A run of a DAG that runs, with what tasks of it have returned; its id."""
-    from airflow.api.common.trigger_dag import trigger_dag  # noqa: PLC0415 - as above
-    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
-    from airflow.models.xcom import XComModel  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from airflow.utils.types import DagRunTriggeredByType  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.models.dagrun import DagRun
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+    from airflow.utils.types import DagRunTriggeredByType
+    from sqlalchemy import select
 
     run = trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.TEST)
     with create_session() as session:
@@ -369,10 +369,10 @@ def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
 
 def measure_health(streams: str, *, without: str) -> list[str]:
     """What `frazil_health` finds of a folder, but for one stream, if all has been so for twenty minutes: the rules."""
-    import tempfile  # noqa: PLC0415 - as above
+    import tempfile
 
-    from frazil import clock  # noqa: PLC0415 - as above
-    from frazil.airflow.health.tasks import measure_all  # noqa: PLC0415 - as above
+    from frazil import clock
+    from frazil.airflow.health.tasks import measure_all
 
     kept: dict[str, Any] = {}
 
@@ -393,9 +393,9 @@ def measure_health(streams: str, *, without: str) -> list[str]:
 
 def runs_of(dag_id: str) -> list[dict[str, Any]]:
     """The parameters of each run of a DAG, oldest first."""
-    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     with create_session() as session:
         found = session.scalars(select(DagRun).where(DagRun.dag_id == dag_id).order_by(DagRun.id))
@@ -404,9 +404,9 @@ def runs_of(dag_id: str) -> list[dict[str, Any]]:
 
 def set_run(dag_id: str, run_id: str, state: str) -> None:
     """Let a run have come so far."""
-    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import update  # noqa: PLC0415 - as above
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import update
 
     with create_session() as session:
         session.execute(update(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id).values(state=state))
@@ -414,9 +414,9 @@ def set_run(dag_id: str, run_id: str, state: str) -> None:
 
 def delete_runs(dag_id: str) -> None:
     """Delete all runs of a DAG."""
-    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import delete  # noqa: PLC0415 - as above
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import delete
 
     with create_session() as session:
         session.execute(delete(DagRun).where(DagRun.dag_id == dag_id))
@@ -424,7 +424,7 @@ def delete_runs(dag_id: str) -> None:
 
 def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) -> list[dict[str, Any]]:
     """What two people are answered who ask for the same: one of them between the other's look and the other's run."""
-    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
     begin, answers = actions.trigger_dag, list[dict[str, Any]]()
 
@@ -442,7 +442,7 @@ def request_between(
     role: str, path: str, actions_and_forms: Mapping[str, Any], *, headers: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The answers to two actions on ticks; the second is done between the first one's read and its write."""
-    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
     write, answers = actions._set_desired, list[dict[str, Any]]()
     (slow, slow_form), (quick, quick_form) = actions_and_forms.items()
@@ -461,8 +461,8 @@ def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
     role: str, path: str, *, headers: Mapping[str, str], body: Any, where: str, hangs: bool
 ) -> dict[str, Any]:
     """What a person is answered whose action meets a catalog that is gone, or hangs, in this function of `actions`."""
-    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.errors import CommitUnavailable  # noqa: PLC0415 - next to it
+    from frazil.airflow.page import actions  # needs AIRFLOW_HOME
+    from frazil.errors import CommitUnavailable  # next to it
 
     with patch.object(
         actions, where, side_effect=TimeoutError("no answer") if hangs else CommitUnavailable("no answer")
@@ -472,7 +472,7 @@ def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
 
 def declare_elsewhere(streams: str) -> None:
     """The API server of this process looks into another folder for streams, from now on."""
-    from frazil.airflow.page.views import answers  # noqa: PLC0415 - as above
+    from frazil.airflow.page.views import answers
 
     os.environ["FRAZIL_STREAMS"] = streams
     answers().forget("declarations")
@@ -480,9 +480,9 @@ def declare_elsewhere(streams: str) -> None:
 
 def map_task(dag_id: str, run_id: str, task_id: str, label: str | None) -> None:
     """Give a mapped task of a run its first instance; it has a label if it has started."""
-    from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     with create_session() as session:
         of_run = (TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id, TaskInstance.task_id == task_id)
@@ -492,10 +492,10 @@ def map_task(dag_id: str, run_id: str, task_id: str, label: str | None) -> None:
 
 def serve(port: int) -> bool:
     """Serve Airflow's whole UI and API on the loopback, until the process ends."""
-    import threading  # noqa: PLC0415 - as above
+    import threading
 
-    import uvicorn  # noqa: PLC0415 - as above
-    from airflow.api_fastapi.app import create_app  # noqa: PLC0415 - as above
+    import uvicorn
+    from airflow.api_fastapi.app import create_app
 
     server = uvicorn.Server(uvicorn.Config(create_app(apps="all"), host="127.0.0.1", port=port, log_level="warning"))
     threading.Thread(target=server.run, daemon=True).start()
@@ -504,17 +504,17 @@ def serve(port: int) -> bool:
 
 def forget_answers() -> None:
     """Let the operations page know nothing, as in an API server that begins."""
-    from frazil.airflow.page import views  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import views  # needs AIRFLOW_HOME
 
     views.answers.cache_clear()
 
 
 def pause(dag_id: str, paused: bool | None) -> None:
     """Give Airflow such a DAG, paused or not; with None, take it away."""
-    from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
-    from airflow.models.dagbundle import DagBundleModel  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import delete  # noqa: PLC0415 - as above
+    from airflow.models.dag import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import delete
 
     with create_session() as session:
         if paused is None:
@@ -527,17 +527,17 @@ def pause(dag_id: str, paused: bool | None) -> None:
 
 def doctor_of_dags() -> list[str]:
     """What `frazil doctor` finds of the DAGs of all streams."""
-    from frazil.airflow.doctor import _dags_of_all  # noqa: PLC0415 - as above
+    from frazil.airflow.doctor import _dags_of_all
 
     return [one.said for one in _dags_of_all()]
 
 
 def give_to_team(team: str, dag_id: str) -> None:
     """Let Airflow have several teams, and a DAG be one's."""
-    from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
-    from airflow.models.dagbundle import DagBundleModel  # noqa: PLC0415 - as above
-    from airflow.models.team import Team  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from airflow.models.dag import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.models.team import Team
+    from airflow.utils.session import create_session
 
     os.environ["AIRFLOW__CORE__MULTI_TEAM"] = "True"
     with create_session() as session:
@@ -550,16 +550,16 @@ def give_to_team(team: str, dag_id: str) -> None:
 
 def token(role: str) -> str:
     """What the browser of a person of this role has as its session's cookie."""
-    from airflow.api_fastapi.app import get_auth_manager  # noqa: PLC0415 - as above
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
     return str(get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=role.lower(), role=role)))
 
 
 def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:
     """The user, the DAG and the text of each entry of an event."""
-    from airflow.models import Log  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from airflow.models import Log
+    from airflow.utils.session import create_session
 
     with create_session() as session:
         found = session.query(Log).filter(Log.event == event).order_by(Log.id)
@@ -571,11 +571,11 @@ def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
 
     After an @ in the key stands what started the run: events, or a person who cleared what events had started.
     """
-    from airflow.models import dagrun  # noqa: PLC0415 - as above
-    from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415 - as above
-    from airflow.models.asset_state_store import AssetStateStoreModel  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.models import dagrun
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.models.asset_state_store import AssetStateStoreModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     made = dagrun.get_or_create_dagrun
 
@@ -604,7 +604,7 @@ def schedules(file: str, requested: Sequence[tuple[str, str, str]]) -> dict[str,
 
     These are the scheduler's, from the serialized DAG.
     """
-    from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
+    from airflow.serialization.serialized_objects import DagSerialization
 
     reported: dict[str, Any] = {}
     for dag_id, asset, key in requested:

@@ -505,8 +505,8 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
 def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
-    from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - next to it
+    from frazil.airflow.page.forms import run_form  # needs AIRFLOW_HOME
+    from frazil.operations.page_actions import PageAction  # next to it
 
     form = {"partition": typed, "reason": "checked"}
     assert run_form(PageAction.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
@@ -516,8 +516,8 @@ def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: st
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
     action: str, form: dict[str, Any], said: str | None
 ) -> None:
-    from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - next to it
+    from frazil.airflow.page.forms import missing_value  # needs AIRFLOW_HOME
+    from frazil.operations.page_actions import PageAction  # next to it
 
     found = missing_value(PageAction(action), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
@@ -534,7 +534,7 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
     ],
 )
 def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed: str, said: str | None) -> None:
-    from frazil.airflow.page.forms import not_held  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import not_held  # needs AIRFLOW_HOME
 
     start, fifth, end = (Window.parse(f"2020-01-01T{hour}").start_us for hour in ("00", "05", "09"))
     found = not_held({"partition": typed}, Cursor(Grain.HOUR, start, end, 1, frozenset({fifth}), "table"))
@@ -542,14 +542,14 @@ def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed
 
 
 def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
-    from frazil.airflow.page.forms import not_held  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import not_held  # needs AIRFLOW_HOME
 
     assert "no window is held" in (not_held({"partition": "2020-01-01T05"}, None) or "")
 
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
-    from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - next to it
+    from frazil.airflow.page.forms import run_form  # needs AIRFLOW_HOME
+    from frazil.operations.page_actions import PageAction  # next to it
 
     assert run_form(PageAction.MAINTAIN, "demo.ticks", {"dry-run": False}) == {
         "tables": ["demo.ticks"],
@@ -558,7 +558,7 @@ def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
 
 
 def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frazil.airflow.components import silent_components  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.components import silent_components  # needs AIRFLOW_HOME
 
     monkeypatch.setenv("FRAZIL_HOME", "/srv/frazil")
     for home, start in (("/srv/frazil/dev/airflow", "frazil dev up --airflow"), ("/srv/airflow", "airflow scheduler")):
@@ -569,10 +569,10 @@ def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatc
 def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_when_it_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.airflow.page import alive  # noqa: PLC0415 - as above
-    from frazil.operations.answers import Answer  # noqa: PLC0415 - next to it
-    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - next to it
+    from frazil.airflow.components import COMPONENTS  # needs AIRFLOW_HOME
+    from frazil.airflow.page import alive
+    from frazil.operations.answers import Answer  # next to it
+    from frazil.operations.silence import ComponentHeartbeat  # next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):
@@ -585,8 +585,8 @@ def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_whe
 def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_one_that_is_there(
     tmp_path: Path,
 ) -> None:
-    from frazil.airflow.declared import declared_streams  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.airflow.page.views import reading_of  # noqa: PLC0415 - as above
+    from frazil.airflow.declared import declared_streams  # needs AIRFLOW_HOME
+    from frazil.airflow.page.views import reading_of
 
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text(YAML.format(name="ticks", table="demo.ticks"))

@@ -57,15 +57,15 @@ Links = Callable[..., dict[str, str | None]]
     ],
 )
 def test_a_task_leads_to_what_it_is_about(dag_id: str, task_id: str, label: str | None, form: Any, path: str):
-    from frazil.airflow.dag_ids import task_subject  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.dag_ids import task_subject  # needs AIRFLOW_HOME
 
     assert task_subject(dag_id, task_id, label=label, form=form, shared=False).path == path
 
 
 def test_the_name_before_the_tables_of_a_route_is_that_of_maintenance(tmp_path: Path):
-    from frazil.airflow.dag_ids import ROUTE  # noqa: PLC0415 - as above
-    from frazil.maintenance.tables import routes  # noqa: PLC0415 - next to it
-    from frazil.spec.load import load_stream  # noqa: PLC0415 - next to it
+    from frazil.airflow.dag_ids import ROUTE
+    from frazil.maintenance.tables import routes  # next to it
+    from frazil.spec.load import load_stream  # next to it
 
     (tmp_path / "ticks.yaml").write_text(STREAM.format(name="ticks"))
     spec = load_stream(tmp_path / "ticks.yaml").model_copy(update={"route": object()})

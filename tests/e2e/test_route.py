@@ -329,7 +329,7 @@ def route_table(stream: Any, value: str) -> str:
 
 def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch, call: str = "commit_table") -> list[str]:
     """Commits to this table, or other calls for it, are refused until the list that is returned is empty."""
-    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - of this test alone
+    from pyiceberg.catalog.sql import SqlCatalog  # of this test alone
 
     broken, called = [identifier], getattr(SqlCatalog, call)
 

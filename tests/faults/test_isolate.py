@@ -47,7 +47,7 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeFragile:
     """A maker of the fragile decoder, from a module that the child can import too."""
     (tmp_path / "fragile_decoder.py").write_text(FRAGILE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    import fragile_decoder  # type: ignore[import-not-found]  # noqa: PLC0415 - written above
+    import fragile_decoder  # type: ignore[import-not-found]  # written above
 
     return partial(fragile_decoder.make, b"deadly")
 

@@ -104,7 +104,7 @@ def transformed(sql: str, **other: Any) -> Any:
         },
         Path("s.yaml"),
     )
-    from frazil.spec.iceberg import schema  # noqa: PLC0415
+    from frazil.spec.iceberg import schema
 
     table = Schema(*schema(spec).fields[:2])
     target = TargetTable(table.model_dump_json(), "", "", {}, "", 0)

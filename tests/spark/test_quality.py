@@ -147,7 +147,7 @@ def _request(
 def _evaluate(request: GateRequest, session: Any = None) -> GateResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from frazil.quality.evaluate import evaluate  # noqa: PLC0415 - Great Expectations warns when it is imported
+        from frazil.quality.evaluate import evaluate  # Great Expectations warns when it is imported
 
         return evaluate(request, now=datetime.now(UTC), start_session=lambda _: session)
 

@@ -109,7 +109,7 @@ def _pool(session: Session) -> Iterator[Finding]:
 
 
 def _spark_connection(session: Session) -> Iterator[Finding]:
-    from airflow.sdk.exceptions import AirflowNotFoundException  # noqa: PLC0415 - with what raises it
+    from airflow.sdk.exceptions import AirflowNotFoundException  # with what raises it
 
     del session  # the connection may be in the environment or a secrets backend
     fix = "see `A project in Airflow` in docs/how-to/install.md"

@@ -32,7 +32,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
     Returns None if no OpenLineage backend is configured, or if the environment already has a parent.
     """
-    from frazil.lineage.facts import PARENT, Settings  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+    from frazil.lineage.facts import PARENT, Settings  # a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT) or not Settings.load(environment).on:
         return None
@@ -49,7 +49,7 @@ def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any
 
     Yields Spark properties with the parent; without a parent, yields `spark` unchanged.
     """
-    from frazil.lineage.facts import PARENT  # noqa: PLC0415 - as above
+    from frazil.lineage.facts import PARENT
 
     parent = parent_id(context)
     if parent is None:
@@ -71,7 +71,7 @@ def _provider_parent_id(context: Context) -> str | None:
 
 
 def _computed_parent_id(context: Context) -> str:
-    from openlineage.client.uuid import generate_static_uuid  # noqa: PLC0415 - of the extra
+    from openlineage.client.uuid import generate_static_uuid  # of the extra
 
     ti, run = context["ti"], context["dag_run"]
     namespace = conf.get("openlineage", "namespace", fallback="") or os.environ.get("OPENLINEAGE_NAMESPACE", "default")

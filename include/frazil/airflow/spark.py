@@ -38,7 +38,7 @@ class SubmitOperator(SparkSubmitOperator):
 
     def execute(self, context: Any) -> None:
         """Submit the application, as a child of this task in OpenLineage."""
-        from frazil.airflow.lineage_parent import as_parent  # noqa: PLC0415 - a DAG file that is parsed needs none
+        from frazil.airflow.lineage_parent import as_parent  # a DAG file that is parsed needs none
 
         with as_parent(context, dict(self.conf or {})) as properties:
             self.conf = properties

@@ -30,13 +30,13 @@ class TaskLink(BaseOperatorLink):
 
         Airflow reads this when it reads a DAG for its UI; earlier imports would slow each process.
         """
-        from frazil.airflow.backfills.dag import StageOperator  # noqa: PLC0415
-        from frazil.airflow.maintenance.dag import RewriteOperator  # noqa: PLC0415
-        from frazil.airflow.partitions.wait import CompletionOperator  # noqa: PLC0415
-        from frazil.airflow.spark import SubmitOperator  # noqa: PLC0415
-        from frazil.airflow.task import FrazilShortCircuit, FrazilTask  # noqa: PLC0415
-        from frazil.airflow.writers.hosted import HostedStreamOperator  # noqa: PLC0415
-        from frazil.airflow.writers.operator import WriterOperator  # noqa: PLC0415
+        from frazil.airflow.backfills.dag import StageOperator
+        from frazil.airflow.maintenance.dag import RewriteOperator
+        from frazil.airflow.partitions.wait import CompletionOperator
+        from frazil.airflow.spark import SubmitOperator
+        from frazil.airflow.task import FrazilShortCircuit, FrazilTask
+        from frazil.airflow.writers.hosted import HostedStreamOperator
+        from frazil.airflow.writers.operator import WriterOperator
 
         return [
             CompletionOperator,
@@ -92,10 +92,10 @@ def _on_page(path: str) -> str:
 
 def _task_subject(operator: BaseOperator, ti_key: TaskInstanceKey) -> TaskSubject:
     """Return the stream or table of a task instance, read from Airflow's database."""
-    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
-    from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-    from sqlalchemy import select  # noqa: PLC0415 - as above
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     # Before an instance starts, Airflow shows its number as the label.
     label: Any = select(TaskInstance.rendered_map_index).where(  # type: ignore[call-overload]

@@ -49,15 +49,15 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     application = find_application(folder, name)
     if application is None:
         raise SpecError(f"no stream in {folder} belongs to the application {name!r}")
-    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - needs PySpark
+    from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
     engine = SparkEngine(spark_spec(application))
     engine.start()
-    from frazil.application.application import WriterApplication  # noqa: PLC0415 - see the module
-    from frazil.application.engine import SharedEngine  # noqa: PLC0415
-    from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots  # noqa: PLC0415
-    from frazil.table.catalogs import share_connections  # noqa: PLC0415
-    from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
+    from frazil.application.application import WriterApplication  # see the module
+    from frazil.application.engine import SharedEngine
+    from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
+    from frazil.table.catalogs import share_connections
+    from frazil.telemetry.telemetry import Telemetry
 
     share_connections()
     batches = BATCHES_PER_CORE * application.resources.cores

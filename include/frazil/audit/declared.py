@@ -27,7 +27,7 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
     """
     tables, signals = read_stream(spec).tables, spec.window is not None
     if spec.mode == "upsert":
-        from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - imports staging and merging, only if needed
+        from frazil.audit.upserts import audit_upserts  # imports staging and merging, only if needed
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     if spec.dedupe is not None:
@@ -36,12 +36,12 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
         )
         if not with_source:
             return result
-        from frazil.audit.upserts import compare_with_source  # noqa: PLC0415 - as above
+        from frazil.audit.upserts import compare_with_source
 
         return result.with_findings(compare_with_source(spec, tables, window=window))
     ask = partial(ask_kafka, spec) if with_source else None
     if with_source and spec.transform:
-        from frazil.audit.replay import dropped_offsets  # noqa: PLC0415 - imports decoding, only if needed
+        from frazil.audit.replay import dropped_offsets  # imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
     named = {*spec.route.tables.values()} if spec.route else ()
@@ -54,6 +54,6 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 def _place_records(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    from frazil.audit.replay import records_by_table  # noqa: PLC0415 - imports staging, only if needed
+    from frazil.audit.replay import records_by_table  # imports staging, only if needed
 
     return records_by_table(spec, tables, table, marker, spans)

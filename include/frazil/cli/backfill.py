@@ -93,7 +93,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     if not dry_run:
         _run(spec, request, as_json=as_json)
         return
-    from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
+    from frazil.backfill.estimate import estimate, estimate_sentences  # loads the decoders, only for a dry run
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         result = estimate(requested, requested.plan(requested.last()))
@@ -102,8 +102,8 @@ def backfill(  # noqa: PLR0913 - a command's options
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     allow_pandas()
-    from frazil.backfill.stage import run  # noqa: PLC0415 - takes seconds to import, and only a run needs it
-    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
+    from frazil.backfill.stage import run  # takes seconds to import, and only a run needs it
+    from frazil.stream.spark_engine import SparkEngine
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
     with progress("starting Spark") as step, open_backfill(spec, request) as requested:

@@ -146,8 +146,8 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
     Later records are not accepted, because the user has not seen them.
     """
-    from frazil.commit.accepted_rejects import AcceptedRejects, accept  # noqa: PLC0415 - with librdkafka, for --accept
-    from frazil.commit.opened import open_kafka, open_stream  # noqa: PLC0415
+    from frazil.commit.accepted_rejects import AcceptedRejects, accept  # with librdkafka, for --accept
+    from frazil.commit.opened import open_kafka, open_stream
 
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:

@@ -197,7 +197,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         _print_result(as_json, sentence, landed=0, failed=0, meant=count, **_document(left))
         return
     allow_pandas()
-    from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - loads the decoders for replays only
+    from frazil.dead_letters.replay import NOTHING_DONE, replay  # loads the decoders for replays only
 
     with progress("decoding dead letters again"):
         done = replay(opened, selection, run=run)

@@ -87,7 +87,7 @@ def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}
-    from frazil.cli.dev import DEFAULT_AIRFLOW_PORT, DEFAULT_KAFKA_PORT, parts  # noqa: PLC0415 - as above
+    from frazil.cli.dev import DEFAULT_AIRFLOW_PORT, DEFAULT_KAFKA_PORT, parts
 
     dev = parts()
     servers = dev.servers()

@@ -55,10 +55,10 @@ def infer(  # noqa: PLR0913 - one for each option
     Example:
       frazil infer orders --table shop.orders > include/streams/orders.yaml
     """
-    from frazil.infer.proposal import Named, proposal  # noqa: PLC0415 - as below
-    from frazil.infer.registered import registered  # noqa: PLC0415 - as below
-    from frazil.infer.topic import sample_of  # noqa: PLC0415 - loads Arrow and librdkafka
-    from frazil.registry.client import SchemaRegistry  # noqa: PLC0415 - as above
+    from frazil.infer.proposal import Named, proposal  # as below
+    from frazil.infer.registered import registered  # as below
+    from frazil.infer.topic import sample_of  # loads Arrow and librdkafka
+    from frazil.registry.client import SchemaRegistry
 
     stream = name or _stream_name(topic)
     named = Named(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)

@@ -95,13 +95,13 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Ma
 
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
     allow_pandas()
-    from frazil.maintenance import run  # noqa: PLC0415 - takes seconds to import, and only a run needs it
+    from frazil.maintenance import run  # takes seconds to import, and only a run needs it
 
     with ExitStack() as end:
 
         @cache
         def spark() -> SparkSession:
-            from frazil.spark.application import start_session  # noqa: PLC0415 - as above
+            from frazil.spark.application import start_session
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             name = f"frazil maintain {found.identifier}"

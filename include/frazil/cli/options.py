@@ -78,7 +78,7 @@ class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Mapping[TopicPartition, int]:
-        from frazil.commit.marker import flatten_topics  # noqa: PLC0415 - PyIceberg, which the help text does not need
+        from frazil.commit.marker import flatten_topics  # PyIceberg, which the help text does not need
 
         if isinstance(value, Mapping):
             return value
@@ -97,7 +97,7 @@ class DurationText(click.ParamType[timedelta]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        from frazil.spec.units import parse_duration  # noqa: PLC0415 - as above
+        from frazil.spec.units import parse_duration
 
         try:
             return parse_duration(value)
@@ -109,8 +109,8 @@ def _completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., l
     """Return a shell completion that offers `names(stream)` for each valid stream in the folder."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
-        from frazil.errors import SpecError  # noqa: PLC0415 - only when a shell asks
-        from frazil.spec.load import valid_streams  # noqa: PLC0415 - as above
+        from frazil.errors import SpecError  # only when a shell asks
+        from frazil.spec.load import valid_streams
 
         given = ctx.params.get("streams_folder") or os.environ.get(STREAMS_VARIABLE) or DEFAULT_STREAMS
         try:

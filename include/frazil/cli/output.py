@@ -109,7 +109,7 @@ def build_table(
 
     Columns named in `numbers` are right-aligned. The first column, which has names, is never wrapped.
     """
-    from rich.table import Table  # noqa: PLC0415 - only for output to users
+    from rich.table import Table  # only for output to users
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -150,7 +150,7 @@ def is_narrow() -> bool:
 
 def echo_line(line: str, *, style: str, head: int) -> None:
     """Print a line whose first `head` characters have a style, if the terminal supports styles."""
-    from rich.text import Text  # noqa: PLC0415 - only for output to users
+    from rich.text import Text  # only for output to users
 
     text = Text(safe(line))
     text.stylize(style, 0, head)
@@ -162,9 +162,9 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 
     Raises click.UsageError without a terminal.
     """
-    from rich.console import Group  # noqa: PLC0415 - only for output to users
-    from rich.live import Live  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.console import Group  # only for output to users
+    from rich.live import Live
+    from rich.text import Text
 
     console = _console()
     if not console.is_terminal:
@@ -194,7 +194,7 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     if not console.is_terminal:
         yield lambda _done, _total, _text: None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - for users
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # for users
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
@@ -215,7 +215,7 @@ def ask(question: str, *, yes: bool) -> None:
 
 
 def _console(*, err: bool = False) -> Console:
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     console = Console(highlight=False, markup=False, stderr=err)
     if not console.is_terminal:

@@ -32,7 +32,7 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     Example:
       frazil preview flights --limit 50
     """
-    from frazil.stream.preview import preview as previewed  # noqa: PLC0415 - loads Arrow and librdkafka
+    from frazil.stream.preview import preview as previewed  # loads Arrow and librdkafka
 
     found = previewed(find_stream(streams_folder, stream), limit=limit)
     if as_json:
@@ -63,7 +63,7 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
     Example:
       frazil reveal payments VSy9TqPq0Hd1mEEZ1IEAlJMEsz8
     """
-    from frazil.ingest.sealing import Sealer  # noqa: PLC0415 - loads the extra `sensitive`
+    from frazil.ingest.sealing import Sealer  # loads the extra `sensitive`
 
     declared = find_stream(streams_folder, stream).sensitive
     if declared is None or declared.secret is None:

@@ -257,13 +257,19 @@ def _write(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
     pipe.say(f"{spec.name}: {spec.source.topics_in_words} to {spec.table.identifier}; log: {log_file}")
-    from frazil.stream.main import write  # noqa: PLC0415 - only the writer needs it
+    from frazil.stream.main import write  # only the writer needs it
 
     logging.getLogger("frazil").addHandler(pipe)
     totals, waits = Totals(spec), WaitReporter()
 
     def say(event: Event) -> None:
-        from frazil.events import BatchCommitted, EpochBegan, OutageMet, PhaseBegan, TablesBehind  # noqa: PLC0415 - after the JVM's start, as `write`
+        from frazil.events import (  # after the JVM's start, as `write`
+            BatchCommitted,
+            EpochBegan,
+            OutageMet,
+            PhaseBegan,
+            TablesBehind,
+        )
 
         match event.what:
             case PhaseBegan(phase=Phase.STAGING):
@@ -290,8 +296,8 @@ def _count_waiting_rows(spec: StreamSpec) -> int:
     """Return how many of the default table's rows wait for routed tables; 0 if none do, or if it is unknown."""
     if spec.route is None:
         return 0
-    from frazil.commit.missing_rows import tables_behind  # noqa: PLC0415 - once the writer has loaded PyIceberg
-    from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
+    from frazil.commit.missing_rows import tables_behind  # once the writer has loaded PyIceberg
+    from frazil.commit.opened import read_stream
 
     try:
         tables = read_stream(spec).tables
@@ -304,8 +310,8 @@ def _count_waiting_rows(spec: StreamSpec) -> int:
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
     """If the stream is paused, show that this run writes anyway and that no supervisor starts a writer."""
-    from frazil.supervise.desired import open_desired  # noqa: PLC0415 - once the writer has loaded PyIceberg
-    from frazil.supervise.observed import DesiredMode  # noqa: PLC0415 - as above
+    from frazil.supervise.desired import open_desired  # once the writer has loaded PyIceberg
+    from frazil.supervise.observed import DesiredMode
 
     try:
         desired = open_desired(spec).read()
@@ -322,7 +328,7 @@ def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
 
 def _follow(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent, not the driver."""
-    from frazil.remote.agent import run_agent  # noqa: PLC0415 - only such a stream needs it
+    from frazil.remote.agent import run_agent  # only such a stream needs it
 
     log_file = run_folder(spec.name) / LOG_FILE
     pipe.say(f"{spec.name}: a driver in {spec.resources.master} writes it, and outlives this process; log: {log_file}")
@@ -334,13 +340,13 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     allow_pandas()
     log_file = run_folder(application.name) / LOG_FILE
     pipe.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
-    from frazil.application.main import write_application  # noqa: PLC0415 - only the writer needs it
+    from frazil.application.main import write_application  # only the writer needs it
 
     logging.getLogger("frazil").addHandler(pipe)
     totals = {spec.name: Totals(spec) for spec in application.streams}
 
     def say_batch(event: Event) -> None:
-        from frazil.events import BatchCommitted  # noqa: PLC0415 - as in `_write`
+        from frazil.events import BatchCommitted  # as in `_write`
 
         if isinstance(event.what, BatchCommitted) and event.stream in totals:
             pipe.say(f"{event.stream}: {totals[event.stream].add(event.what)}")

@@ -52,7 +52,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     invalid = tuple(errors)
     connections = None
     if connect:
-        from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only if needed
+        from frazil.doctor.connections import Connections  # PyIceberg, only if needed
 
         connections = Connections.check(streams)
     errors += [fault.problem for fault in connections.faults] if connections else []
@@ -117,22 +117,22 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 def _problems(spec: StreamSpec) -> Iterator[str]:
     """Yield errors that the writer's start would report too. Imports librdkafka, Arrow and DuckDB only if needed."""
     if spec.source.properties:
-        from frazil.kafka.client import property_problems  # noqa: PLC0415
+        from frazil.kafka.client import property_problems
 
         for key, problem in property_problems(spec.source.properties).items():
             yield f"source.properties.{key}: {problem}"
     # JSON fills columns of every type without nested types.
     if spec.source.format.type != "json" or any("<" in column.type for column in spec.record_columns):
-        from frazil.ingest.formats import check_supported  # noqa: PLC0415
-        from frazil.spec.iceberg import records_schema  # noqa: PLC0415
+        from frazil.ingest.formats import check_supported
+        from frazil.spec.iceberg import records_schema
 
         try:
             check_supported(records_schema(spec), spec.source.format)
         except SpecError as error:
             yield str(error)
     if any(column.default is not None for column in spec.record_columns):
-        from frazil.ingest.formats.fields import default_of  # noqa: PLC0415
-        from frazil.spec.iceberg import records_schema  # noqa: PLC0415
+        from frazil.ingest.formats.fields import default_of
+        from frazil.spec.iceberg import records_schema
 
         for field in records_schema(spec).fields:
             try:
@@ -144,8 +144,8 @@ def _problems(spec: StreamSpec) -> Iterator[str]:
     except SpecError as error:
         yield from str(error).splitlines()
     if spec.commit.atomic:
-        from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415
-        from frazil.table.catalogs import catalog_config  # noqa: PLC0415
+        from frazil.table.atomic_catalogs import why_not_atomic
+        from frazil.table.catalogs import catalog_config
 
         with suppress(SpecError):  # the catalog is not configured on this machine
             config = catalog_config(spec.table.catalog)
@@ -157,7 +157,7 @@ def _transform_columns(spec: StreamSpec) -> dict[str, str]:
     """Map each column that the stream's transform makes to its type. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
-    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only if needed
+    from frazil.ingest.transform_sql import checked  # DuckDB, only if needed
 
     return dict(checked(spec).types)
 

@@ -101,7 +101,7 @@ def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
     """Rewrite rows of the default table or a former table as new files of the table. Overwrites no file."""
-    from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
+    from frazil.ingest.routed_writers import fitted, other_names  # loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
         layout = tables.merging.staging_target(table, folder=folder)

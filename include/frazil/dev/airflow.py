@@ -266,7 +266,7 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
 
 def _local_spark() -> str:
     """Return the properties file for spark-submit: jars of all configured catalogs, a small JVM, loopback only."""
-    from frazil.spark.class_archive import java_options  # noqa: PLC0415 - stopping Airflow needs no Spark
+    from frazil.spark.class_archive import java_options  # stopping Airflow needs no Spark
 
     properties = {
         "spark.jars": ",".join(map(str, catalog_jars(*configured_catalogs()))),

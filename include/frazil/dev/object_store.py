@@ -112,7 +112,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def client(self, service: str = "s3") -> Any:
         """Return a botocore client for this store. The service is `s3` or `s3tables`."""
-        from botocore.session import get_session  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        from botocore.session import get_session  # type: ignore[import-untyped]  # an extra
 
         return get_session().create_client(
             service,
@@ -170,7 +170,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
         The volume server only becomes available some time after S3 starts to answer.
         """
-        from botocore.exceptions import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        from botocore.exceptions import (  # type: ignore[import-untyped]  # an extra
             BotoCoreError,
             ClientError,
         )
@@ -187,7 +187,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
 
 def _ignore_existing(create: Callable[[], object]) -> None:
-    from botocore.exceptions import ClientError  # noqa: PLC0415 - an extra
+    from botocore.exceptions import ClientError  # an extra
 
     try:
         create()

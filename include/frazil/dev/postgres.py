@@ -110,7 +110,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
             raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {reason}")
 
     def _not_ready_reason(self) -> str | None:
-        import psycopg2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        import psycopg2  # type: ignore[import-untyped]  # an extra
 
         try:
             self._make_database()
@@ -119,7 +119,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return None
 
     def _make_database(self) -> None:
-        import psycopg2  # noqa: PLC0415 - an extra
+        import psycopg2  # an extra
 
         connection = psycopg2.connect(
             host=process.LOOPBACK, port=self.port, user=USER, password=self._password(), dbname="postgres"

@@ -156,7 +156,7 @@ class EmbeddedSparkCluster(process.Embedded):
 def _start(
     server: process.EmbeddedServer, host: str, options: Sequence[str], main: str, arguments: Sequence[str]
 ) -> None:
-    import pyspark  # noqa: PLC0415 - an extra
+    import pyspark  # an extra
 
     spark_home = Path(pyspark.__file__).parent
     command = [str(require_java()), "-Xmx256m", *LEAN_OPTIONS.split(), *options, "-cp", f"{spark_home}/jars/*", main]

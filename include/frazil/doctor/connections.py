@@ -79,7 +79,7 @@ class Connections:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
     def _check_kafka(self, spec: StreamSpec) -> str:
-        from frazil.kafka.admin import is_timeout  # noqa: PLC0415 - librdkafka, only where it is asked
+        from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if brokers in self._silent:
@@ -116,9 +116,9 @@ def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
 
 def _check_kafka(spec: StreamSpec) -> str:
     """Check that the stream's topics exist and can be read, and describe them. Raises the errors of Kafka's clients."""
-    from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
-    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S  # noqa: PLC0415 - as above
-    from frazil.kafka.fetch import check_readable  # noqa: PLC0415 - as above
+    from frazil.commit.opened import open_kafka  # librdkafka, only where it is asked
+    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
+    from frazil.kafka.fetch import check_readable
 
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
@@ -136,7 +136,7 @@ def _check_kafka(spec: StreamSpec) -> str:
 
 def _transaction_partitions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
     """Return the partitions of the declared transaction topic, empty if it does not exist; None if none is declared."""
-    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
+    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets  # librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
     if envelope is None or envelope.transactions is None:
@@ -162,7 +162,7 @@ def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> s
 
 def _check_registry(spec: StreamSpec) -> str:
     """Check that the schema registry answers a request. Raises RegistryUnavailable and SpecError."""
-    from frazil.registry.client import UnknownSchema, shared_registry  # noqa: PLC0415 - only where it is asked
+    from frazil.registry.client import UnknownSchema, shared_registry  # only where it is asked
 
     declared = registry_of(spec.source.format)
     assert declared is not None
@@ -172,9 +172,9 @@ def _check_registry(spec: StreamSpec) -> str:
 
 
 def _catalog_faults(spec: StreamSpec) -> list[Fault]:
-    from frazil.commit.catalog_probe import probe, removing_empty_folders  # noqa: PLC0415 - PyIceberg is slow to load
-    from frazil.table.atomic_catalogs import find_commit_tables  # noqa: PLC0415 - as above
-    from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
+    from frazil.commit.catalog_probe import probe, removing_empty_folders  # PyIceberg is slow to load
+    from frazil.table.atomic_catalogs import find_commit_tables
+    from frazil.table.catalogs import load_catalog
 
     try:
         with report_missing_extras():

@@ -70,7 +70,7 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     """Report streams that cannot run until an operator acts."""
-    from frazil.status.stream import stream_state  # noqa: PLC0415 - PyIceberg is slow to load
+    from frazil.status.stream import stream_state  # PyIceberg is slow to load
 
     for path, spec in streams.items():
         state = stream_state(spec, now_ms=clock.now_ms(), in_full=False)
@@ -80,7 +80,7 @@ def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 def stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
-    from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - PyIceberg is slow to load
+    from frazil.table.catalogs import catalog_config  # PyIceberg is slow to load
 
     addresses: set[str] = set()
     databases: dict[str, Callable[[], int]] = {}
@@ -110,7 +110,7 @@ def _registries(streams: Mapping[Path, StreamSpec]) -> set[str]:
 
 def _database_clock(uri: str) -> Callable[[], int]:
     def ask() -> int:
-        from sqlalchemy import create_engine, text  # noqa: PLC0415 - only where a catalog is a database
+        from sqlalchemy import create_engine, text  # only where a catalog is a database
 
         engine = create_engine(uri, connect_args={"connect_timeout": 5})
         try:

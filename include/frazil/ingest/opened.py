@@ -46,7 +46,7 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
 def open_decoder(context: StageContext, schema: Schema) -> Decoder:
     """Return a decoder that decodes the batch's records to the columns of a table with this schema."""
     if context.transform:
-        from frazil.ingest.transform import transforming  # noqa: PLC0415 - DuckDB, only where a transform is declared
+        from frazil.ingest.transform import transforming  # DuckDB, only where a transform is declared
 
         return transforming(context, record_schema(schema, context.coordinates))
     units = {schema.find_field(name).field_id: unit for name, unit in context.forms.items()}

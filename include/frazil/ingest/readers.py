@@ -32,7 +32,7 @@ def kafka_reader(
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
-        from frazil.ingest.kafka_columns import ColumnReader  # noqa: PLC0415 - it needs Numba, which may not work here
+        from frazil.ingest.kafka_columns import ColumnReader  # it needs Numba, which may not work here
 
         open_ranges = partial(ColumnReader, properties, stream=stream)
     else:
@@ -68,7 +68,7 @@ def _slow_reader_reason() -> str | None:
     """Return why this process cannot use the fast reader; None if it can. Checks and logs this only once."""
     try:
         librdkafka()
-        from frazil.ingest.kafka_columns import compile_now  # noqa: PLC0415 - importing it may fail, and takes a moment
+        from frazil.ingest.kafka_columns import compile_now  # importing it may fail, and takes a moment
 
         compile_now()
     except LibraryUnusable as error:

@@ -209,7 +209,7 @@ def _dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _pack_headers(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
-    from frazil.ingest.headers import packed  # noqa: PLC0415 - loads Numba, which only a reader's process has
+    from frazil.ingest.headers import packed  # loads Numba, which only a reader's process has
 
     return [packed((header["name"], header["value"]) for header in of or ()) for of in headers]
 

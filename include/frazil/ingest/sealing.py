@@ -49,8 +49,8 @@ class Sealer:
             raise SpecError(f"sensitive.secret: {error}") from None
 
     def _derived(self, purpose: str, size: int) -> bytes:
-        from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - from an optional package
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415 - from an optional package
+        from cryptography.hazmat.primitives.hashes import SHA256  # from an optional package
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # from an optional package
 
         return HKDF(SHA256(), length=size, salt=None, info=f"frazil {purpose}".encode()).derive(self._text)
 
@@ -60,13 +60,13 @@ class Sealer:
 
     @cached_property
     def _siv(self):  # type: ignore[no-untyped-def]  # a class of an extra
-        from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # noqa: PLC0415 - from an optional package
+        from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # from an optional package
 
         return AESSIV(self._derived("tokenize", 64))
 
     @cached_property
     def _gcm(self):  # type: ignore[no-untyped-def]  # a class of an extra
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - from an optional package
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # from an optional package
 
         return AESGCM(self._derived("dead letters", 32))
 
@@ -81,7 +81,7 @@ class Sealer:
 
     def revealed(self, token: str) -> str:
         """Decrypt a token. Raises ValueError if the token was made with another secret."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - from an optional package
+        from cryptography.exceptions import InvalidTag  # from an optional package
 
         try:
             data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
@@ -97,7 +97,7 @@ class Sealer:
 
     def unsealed(self, sealed: bytes, place: str) -> bytes:
         """Decrypt the result of `sealed`. Raises SpecError for a different secret or `place`."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - from an optional package
+        from cryptography.exceptions import InvalidTag  # from an optional package
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
         try:

@@ -211,7 +211,7 @@ def _notices(reader: RangeReader | TurnReader | FileReader) -> tuple[str, ...]:
 
 
 def _compiler_notices() -> tuple[str, ...]:
-    from frazil.ingest.compiled import compiler_notices  # noqa: PLC0415 - loads Numba, which only a reader's process has
+    from frazil.ingest.compiled import compiler_notices  # loads Numba, which only a reader's process has
 
     return compiler_notices()
 

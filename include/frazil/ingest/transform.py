@@ -114,7 +114,7 @@ class TransformedDecoder:
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
         """Transform the records with one query. Returns None if an expression fails for any record."""
-        import duckdb  # noqa: PLC0415 - as in open_connection
+        import duckdb  # as in open_connection
 
         try:
             return self._query(whole_query(self._transform), records)
@@ -142,7 +142,7 @@ class TransformedDecoder:
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
         """Return a mask of the records for which an expression may fail; all records if that cannot be computed."""
-        import duckdb  # noqa: PLC0415 - as in open_connection
+        import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)
         if not self._transform.suspicions:

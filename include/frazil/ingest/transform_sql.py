@@ -76,7 +76,7 @@ def open_connection() -> Any:
     MissingExtra.
     """
     with report_missing_extras():
-        import duckdb  # noqa: PLC0415 - only a stream with a transform needs it
+        import duckdb  # only a stream with a transform needs it
 
     connection = duckdb.connect(
         ":memory:",
@@ -158,7 +158,7 @@ def checked(spec: StreamSpec) -> Result:
 
 
 def _declared_types(spec: StreamSpec) -> tuple[tuple[str, str], ...]:
-    from frazil.spec.iceberg import schema  # noqa: PLC0415 - next to its only use
+    from frazil.spec.iceberg import schema  # next to its only use
 
     names = {column.name for column in spec.columns}
     arrow = schema_to_pyarrow(schema(spec))
@@ -200,7 +200,7 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
 
 def _types(connection: Any, found: Transform) -> dict[str, str]:
     """Map each column to its type. Each expression is bound separately, so that an error can name its column."""
-    import duckdb  # noqa: PLC0415 - as in open_connection
+    import duckdb  # as in open_connection
 
     def bound(where: str, query: str) -> Any:
         try:

@@ -29,7 +29,7 @@ Connect = Callable[[Settings, str], Sender]
 
 def connect(settings: Settings, job: str) -> Sender:
     try:
-        from frazil.lineage.client import Client  # noqa: PLC0415 - needs an extra
+        from frazil.lineage.client import Client  # needs an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
     return Client(settings, job, streaming=False)

@@ -173,7 +173,7 @@ def fetch_writers(spec: StreamSpec) -> Observation:
 
 def fetch_topics(spec: StreamSpec) -> Mapping[TopicPartition, int]:
     """Read the end offset of each topic-partition. Raises Kafka's errors."""
-    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few requests need
+    from frazil.kafka.admin import KafkaOffsets  # librdkafka, which few requests need
 
     properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
     with KafkaOffsets(properties, spec.source.reads, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:

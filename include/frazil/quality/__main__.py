@@ -34,7 +34,7 @@ def main() -> int:
         try:
             require("great_expectations")  # before pandas, which other extras install too
             with report_missing_extras():
-                from frazil.quality.evaluate import evaluate  # noqa: PLC0415 - after the settings above
+                from frazil.quality.evaluate import evaluate  # after the settings above
 
                 for request in requests:
                     answer.write(f"{evaluate(request, now=datetime.now(UTC)).to_json()}\n")

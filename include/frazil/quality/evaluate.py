@@ -113,7 +113,7 @@ def start_spark(request: GateRequest) -> Any:
     """Start a small, quiet Spark session on loopback with the request's catalog; `request.spark` overrides its
     properties.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - small windows need no Spark
+    from pyspark.sql import SparkSession  # small windows need no Spark
 
     properties = {
         "spark.master": "local[*]",
@@ -174,7 +174,7 @@ def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tu
         if not rows:
             return 0, None
         # Loading Great Expectations takes seconds, which an empty window and a refused suite do not need.
-        from frazil.quality.validation import validate  # noqa: PLC0415
+        from frazil.quality.validation import validate
 
         return rows, validate(suite, frame, spark=session is not None)
     finally:

@@ -96,7 +96,7 @@ class StandaloneSubmitter:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
 
     def submit(self, driver: ClusterDriver) -> str:
-        import pyspark  # noqa: PLC0415 - an extra
+        import pyspark  # an extra
 
         request = standalone.create_request(
             driver.program,
@@ -217,7 +217,7 @@ def spark_submit(
     Raises SubmitFailed if it fails, SpecError, and ApiUnavailable if it does not end in time.
     """
     require_pyspark()
-    import pyspark  # noqa: PLC0415 - an extra
+    import pyspark  # an extra
 
     home = Path(pyspark.__file__).parent
     with tempfile.TemporaryDirectory(prefix="frazil-submit-") as folder:

@@ -142,7 +142,7 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
 
     Raises MissingExtra if a distribution is not installed.
     """
-    from packaging.requirements import Requirement  # noqa: PLC0415 - of the extra `spark`
+    from packaging.requirements import Requirement  # of the extra `spark`
 
     queue = [Requirement(text) for text in requirements]
     seen: set[tuple[str, str]] = set()
@@ -168,7 +168,7 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
 
 def _prepare(root: Path, python: Path) -> None:
     """Compile the loops into the package, and check that it can stage records with the executors' PySpark."""
-    import pyspark  # noqa: PLC0415 - an extra
+    import pyspark  # an extra
 
     (root / KEPT_WITH_PYTHON).mkdir(parents=True)
     archives = map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))

@@ -17,8 +17,8 @@ from frazil.table.configuration import check_configuration
 def main() -> int:
     with exit_on_error():
         check_configuration()
-    from frazil.aggregate.day_input import NO_REVISIONS  # noqa: PLC0415 - PyIceberg reads its configuration when imported
-    from frazil.aggregate.run import run_aggregation  # noqa: PLC0415
+    from frazil.aggregate.day_input import NO_REVISIONS  # PyIceberg reads its configuration when imported
+    from frazil.aggregate.run import run_aggregation
 
     parser = argparse.ArgumentParser(description="Aggregate one UTC day of a table into that day of another one.")
     parser.add_argument("name", help="the aggregation's name")

@@ -21,11 +21,11 @@ from frazil.table.configuration import check_configuration
 def main() -> int:
     with exit_on_error():
         check_configuration()
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+    from pyspark.sql import SparkSession  # PyIceberg reads its configuration when imported
 
-    from frazil.backfill.run import open_backfill  # noqa: PLC0415
-    from frazil.backfill.stage import stage  # noqa: PLC0415
-    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
+    from frazil.backfill.run import open_backfill
+    from frazil.backfill.stage import stage
+    from frazil.stream.spark_engine import SparkEngine
 
     parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table is missing.")
     parser.add_argument("name", help="the stream's name")

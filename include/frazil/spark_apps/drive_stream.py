@@ -26,7 +26,7 @@ def main() -> int:
     set_up_home(os.environ, Path.cwd())
     try:
         with exit_on_error(), report_missing_extras():
-            from frazil.remote.driver import drive  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+            from frazil.remote.driver import drive  # PyIceberg reads its configuration when imported
 
             return drive(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)
     finally:

@@ -18,7 +18,7 @@ from frazil.table.configuration import check_configuration
 def main() -> int:
     with exit_on_error():
         check_configuration()
-    from frazil.maintenance.main import run_maintenance  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+    from frazil.maintenance.main import run_maintenance  # PyIceberg reads its configuration when imported
 
     parser = argparse.ArgumentParser(description="Keep tables of declared streams in shape.")
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="as the stream's file names it: demo.flights")

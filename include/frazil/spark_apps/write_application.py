@@ -23,7 +23,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with exit_on_error(), report_missing_extras():
         check_configuration()
-        from frazil.application.main import run_application  # noqa: PLC0415 - as in write_stream.py
+        from frazil.application.main import run_application  # as in write_stream.py
     return run_application(arguments.name, arguments.streams, until_caught_up=arguments.until_caught_up)
 
 

@@ -29,10 +29,10 @@ def main() -> int:
         spec = find_and_remember(arguments.streams, arguments.name)
         check_tables_are_free(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
-            from frazil.remote.agent import run_agent  # noqa: PLC0415 - PyIceberg reads its configuration when imported
+            from frazil.remote.agent import run_agent  # PyIceberg reads its configuration when imported
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
-        from frazil.stream.main import run_writer  # noqa: PLC0415 - as above, and an agent needs no PySpark
+        from frazil.stream.main import run_writer
     return run_writer(spec, until_caught_up=arguments.until_caught_up)
 
 

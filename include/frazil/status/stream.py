@@ -204,8 +204,8 @@ def _older_declaration(process: ProcessState) -> str:
 
 def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """Return the number of records after the marker, or the reason why Kafka does not respond at once."""
-    from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
-    from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations  # noqa: PLC0415
+    from frazil.kafka.admin import KafkaOffsets  # librdkafka, which few calls need
+    from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 
     try:
         properties = {**kafka_properties(spec, os.environ), "log_level": "0"}

@@ -42,13 +42,13 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     require_pyspark()
     if not in_jvm():
         find_java(os.environ)
-    from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - needs PySpark
+    from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
     engine = SparkEngine(spec)
     engine.start()
-    from frazil.stream.hosting import Hosting  # noqa: PLC0415 - see the module
-    from frazil.stream.writer import Writer  # noqa: PLC0415
-    from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
+    from frazil.stream.hosting import Hosting  # see the module
+    from frazil.stream.writer import Writer
+    from frazil.telemetry.telemetry import Telemetry
 
     telemetry = Telemetry.from_environment(spec.name)
     hosting = Hosting(telemetry=telemetry)

@@ -104,7 +104,7 @@ def _lineage(spec: StreamSpec) -> StreamLineage | None:
 
     def connect() -> Sender:
         try:
-            from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and no one else does
+            from frazil.lineage.client import Client  # needs the extra, and no one else does
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
         return Client(settings, spec.name)

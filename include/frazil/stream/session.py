@@ -184,13 +184,13 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
     """Return the function of the probe's tasks. Nested, it is pickled by value, so executors do not need frazil."""
 
     def probe(_: Iterable[int]) -> Iterator[str]:
-        import json  # noqa: PLC0415 - runs on the executor, without this module's imports
-        import socket  # noqa: PLC0415
+        import json  # runs on the executor, without this module's imports
+        import socket
 
         found = {"host": socket.gethostname()}
         try:
-            import frazil  # noqa: PLC0415
-            import frazil.stream.stage_rows  # noqa: PLC0415
+            import frazil
+            import frazil.stream.stage_rows
 
             found["frazil"] = frazil.__version__
         except ImportError as error:

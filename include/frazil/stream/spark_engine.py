@@ -124,7 +124,7 @@ class SparkEngine:
         return True
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        from frazil.stream.engine import read_answers, read_shuffled_answers  # noqa: PLC0415 - see the module
+        from frazil.stream.engine import read_answers, read_shuffled_answers  # see the module
 
         if not plans:
             return ()
@@ -188,7 +188,7 @@ class SparkEngine:
 
     def _start_workers(self) -> None:
         """Start Python workers that import the modules needed for staging, while the driver takes over."""
-        from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
+        from frazil.stream.stage_rows import warm_up_worker  # see the module
 
         workers = self._spec.resources.cores
         self._context.parallelize(range(workers), workers).foreachPartition(warm_up_worker)

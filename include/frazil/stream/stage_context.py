@@ -136,7 +136,7 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
     """Return the stream's transform, with the columns' current names; None without a transform."""
     if spec.transform is None:
         return None
-    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+    from frazil.ingest.transform_sql import checked  # DuckDB, only where a transform is declared
 
     found = checked(spec).transform
     columns = (replace(c, name=current_column_name(table, other_names, c.name)) for c in found.columns)

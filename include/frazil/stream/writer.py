@@ -196,7 +196,7 @@ class Writer:
         main = ensure_table(catalog, self.spec)
         check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
         if self.spec.transform:
-            from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+            from frazil.ingest.transform_sql import checked  # DuckDB, only where a transform is declared
 
             checked(self.spec)
         resources = self.spec.resources

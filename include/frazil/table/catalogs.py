@@ -326,7 +326,7 @@ def _share_connections(catalog: Catalog, uri: str) -> None:
 def _create_client(kind: str, config: CatalogConfig) -> Catalog:
     if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
         return pyiceberg.catalog.load_catalog(config.name, **config.properties)
-    from frazil.table.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - loads a client that others do not need
+    from frazil.table.rest_catalog import PatientRestCatalog  # loads a client that others do not need
 
     return PatientRestCatalog(config.name, **config.properties)
 

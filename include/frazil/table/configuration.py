@@ -15,7 +15,7 @@ def check_configuration() -> None:
     file = _file()
     if file is None:
         return
-    from pyiceberg.utils.config import Config  # noqa: PLC0415 - not needed without the file
+    from pyiceberg.utils.config import Config  # not needed without the file
 
     try:
         Config()

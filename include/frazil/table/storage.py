@@ -20,7 +20,7 @@ def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[]
     if scheme in {"", "file"}:
         return LocalStore()
     if scheme in OBJECT_STORES:
-        from frazil.table.object_storage import FsspecStore  # noqa: PLC0415 - loads botocore and fsspec
+        from frazil.table.object_storage import FsspecStore  # loads botocore and fsspec
 
         return FsspecStore(location, io_properties, renew=renew)
     raise SpecError(

@@ -89,7 +89,7 @@ class Telemetry:
 
     def _export(self) -> None:
         try:
-            from frazil.telemetry.otlp import Otlp  # noqa: PLC0415 - needs the extra, and imports for half a second
+            from frazil.telemetry.otlp import Otlp  # needs the extra, and imports for half a second
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Install frazil[telemetry]") from error
         instance = "/".join(filter(None, (self._application, socket.gethostname(), str(os.getpid()))))

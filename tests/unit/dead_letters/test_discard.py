@@ -39,7 +39,7 @@ def opened(world: World) -> OpenStream:
 
 
 def _read(path: str) -> Any:
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.parquet as pq
 
     return pq.read_table(path.removeprefix("file://"))
 

@@ -197,7 +197,7 @@ def test_a_field_is_quoted_as_it_was_sent() -> None:
 
 
 def test_a_column_that_a_field_cannot_fill_is_refused_at_start() -> None:
-    from pyiceberg.types import TimestampNanoType  # noqa: PLC0415
+    from pyiceberg.types import TimestampNanoType
 
     with pytest.raises(SpecError, match=r"schema\.c1"):
         decoder(csv_format(1), schema(TimestampNanoType()), {})

@@ -144,7 +144,7 @@ def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> N
 
 
 def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frazil.supervise import supervisor as module  # noqa: PLC0415
+    from frazil.supervise import supervisor as module
 
     clock = Clock(now_ms)
     supervisor = bench.supervisor(clock=clock)

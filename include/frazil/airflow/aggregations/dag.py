@@ -209,7 +209,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     Skip the day if a quality gate holds one of its windows, or if an event started the run without need.
     """
     # Parsing a DAG file must not load PyIceberg.
-    from frazil.aggregate.day_input import choose_input, held_windows  # noqa: PLC0415
+    from frazil.aggregate.day_input import choose_input, held_windows
 
     with fail_on_user_errors():
         day = _signalled_day(name, aggregations)
@@ -226,8 +226,8 @@ def _check_needed(day: _SignalledDay) -> None:
 
     Runs that a user starts or clears are never skipped.
     """
-    from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
-    from frazil.aggregate.due import is_aggregated  # noqa: PLC0415 - as above
+    from frazil.aggregate.day_input import is_complete
+    from frazil.aggregate.due import is_aggregated
 
     run = get_current_context()["dag_run"]
     # A user who clears a run wants to repeat it, perhaps because the SQL changed.
@@ -246,7 +246,7 @@ def again(name: str, aggregations: str) -> None:
 
     Skip the task if the day's first run is still to come.
     """
-    from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
+    from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():
         day = _signalled_day(name, aggregations)
@@ -256,7 +256,7 @@ def again(name: str, aggregations: str) -> None:
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
     """Send an event for each late day that has no run."""
-    from frazil.airflow.aggregations.reconcile import reconcile  # noqa: PLC0415 - as above
+    from frazil.airflow.aggregations.reconcile import reconcile
 
     with fail_on_user_errors():
         reconcile(name, Path(aggregations), daily_dag_id(name), get_current_context())
@@ -273,8 +273,8 @@ class _SignalledDay:
 
 
 def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
-    from frazil.aggregate.day_input import day_signals  # noqa: PLC0415 - as above
-    from frazil.table.catalogs import open_existing_catalog  # noqa: PLC0415
+    from frazil.aggregate.day_input import day_signals
+    from frazil.table.catalogs import open_existing_catalog
 
     spec = find_aggregation(Path(aggregations), name)
     day = parse_day(get_current_context()["dag_run"].partition_key)

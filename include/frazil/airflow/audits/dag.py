@@ -121,8 +121,8 @@ def audit(names: list[str], streams: str) -> list[str]:
 
     Raises FrazilError if there are several streams and all of their audits failed.
     """
-    from frazil.airflow.audits.findings import remember  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
-    from frazil.airflow.audits.tasks import audit_all  # noqa: PLC0415 - as above
+    from frazil.airflow.audits.findings import remember  # a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.audits.tasks import audit_all
 
     context = get_current_context()
     chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
@@ -136,7 +136,7 @@ def confirm(name: str, streams: str) -> dict[str, Any]:
 
     Skipped if the stream has not begun.
     """
-    from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - as above
+    from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audited_hours())
     if found["findings"]:

@@ -97,11 +97,11 @@ class StageOperator(SubmitOperator):
             raise
 
     def _check_wanted(self, request: dict[str, Any]) -> None:
-        from frazil.backfill.rules import check_wanted  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
-        from frazil.commit.backfill_marker import read_backfill  # noqa: PLC0415 - as above
-        from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
-        from frazil.errors import BackfillAbandoned  # noqa: PLC0415 - as above
-        from frazil.spec.load import find_stream  # noqa: PLC0415 - as above
+        from frazil.backfill.rules import check_wanted  # a DAG file that is parsed needs no PyIceberg
+        from frazil.commit.backfill_marker import read_backfill
+        from frazil.commit.opened import read_stream
+        from frazil.errors import BackfillAbandoned
+        from frazil.spec.load import find_stream
 
         spec = find_stream(Path(self.streams), request["stream"])
         properties = read_stream(spec).tables.main.refresh().metadata.properties
@@ -169,7 +169,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 def plan(streams: str) -> dict[str, Any] | None:
     """Log what the backfill would write. Return the request as JSON; None without records to write or in a dry run."""
-    from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - not when a DAG file is parsed
+    from frazil.backfill.estimate import estimate, estimate_sentences  # not when a DAG file is parsed
 
     context = get_current_context()
     params = dict(context["params"])
@@ -201,9 +201,9 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 @contextmanager
 def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
     """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
-    from frazil.backfill.request import parse_request  # noqa: PLC0415
-    from frazil.backfill.run import open_backfill  # noqa: PLC0415
-    from frazil.spec.load import find_stream  # noqa: PLC0415
+    from frazil.backfill.request import parse_request
+    from frazil.backfill.run import open_backfill
+    from frazil.spec.load import find_stream
 
     with fail_on_user_errors():
         parsed = parse_request(request)

@@ -83,7 +83,7 @@ def settle(streams: str) -> dict[str, Any]:
 
     An invalid form fails the task for good; temporary errors are retried.
     """
-    from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
+    from frazil.errors import NO_RESTART  # not when a DAG file is parsed
 
     context = get_current_context()
     user = context["dag_run"].triggering_user_name

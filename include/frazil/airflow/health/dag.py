@@ -101,8 +101,8 @@ def measure(streams: str, aggregations: str | None, names: list[str], expectatio
 
     `names` are the names of the aggregations.
     """
-    from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
-    from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
+    from frazil.airflow.health import subjects as watched  # a parsed DAG file needs no PyIceberg
+    from frazil.airflow.health import tasks as table_health
 
     stores = get_current_context()["asset_state_store"]
     again = {name: stores[again_asset(name)] for name in names}

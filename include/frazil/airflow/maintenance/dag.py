@@ -110,7 +110,7 @@ class RewriteOperator(SubmitOperator):
 
     def execute(self, context: Any) -> None:
         """Raises AirflowFailException if this worker has never read a valid declaration of the table."""
-        from frazil.airflow.maintenance import tasks as table_tasks  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+        from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
         names = table_tasks.to_rewrite(self.table, folder, actions=params["actions"], dry_run=params["dry-run"])
@@ -155,7 +155,7 @@ def _form(names: list[str]) -> dict[str, Param]:
 
 def check_due(names: list[str], streams: str) -> list[str]:
     """Return the tables that need a task of their own."""
-    from frazil.airflow.maintenance import due  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.maintenance import due  # a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
@@ -174,7 +174,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
     """Delete orphan files unless today's clean-up is done. Return the reports by table."""
-    from frazil.airflow.maintenance import tasks as table_tasks  # noqa: PLC0415 - as above
+    from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()
     params, store = context["params"], context["asset_state_store"][HEALTH]

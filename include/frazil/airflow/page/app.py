@@ -68,13 +68,13 @@ def operations_page() -> FastAPI:
 
     @app.get("/api/overview")
     def overview(user: GetUserDep) -> Response:
-        from frazil.airflow.page import alive, views  # noqa: PLC0415 - Airflow's other processes load plugins too
+        from frazil.airflow.page import alive, views  # Airflow's other processes load plugins too
 
         return json_response(views.overview(partial(visible, user), airflow=alive.sentences()))
 
     @app.get("/api/stream/{name}")
     def stream(name: str, user: GetUserDep, hours: int = 6, tables: str = "") -> Response:
-        from frazil.airflow.page import one_stream  # noqa: PLC0415 - as above
+        from frazil.airflow.page import one_stream
 
         wish = one_stream.ViewOptions(hours, tables)
         found = one_stream.stream(name, wish, partial(visible, user), partial(is_permitted, user, "PUT"))
@@ -84,7 +84,7 @@ def operations_page() -> FastAPI:
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import one_table  # noqa: PLC0415 - as above
+        from frazil.airflow.page import one_table
 
         found = one_table.table(name, partial(visible, user), partial(is_permitted, user, "PUT"))
         if found is None:
@@ -93,13 +93,13 @@ def operations_page() -> FastAPI:
 
     @app.post("/api/plan/{action}/{name}")
     def plan(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
-        from frazil.airflow.page import actions  # noqa: PLC0415 - as above
+        from frazil.airflow.page import actions
 
         return json_response(_as_http_error(lambda: actions.plan_action(requested.action, requested.subject, form)))
 
     @app.post("/api/action/{action}/{name}")
     def carry_out(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
-        from frazil.airflow.page import actions  # noqa: PLC0415 - as above
+        from frazil.airflow.page import actions
 
         entry = record(
             requested.user, requested.action, requested.subject.name, dag_id=requested.subject.dag, form=form
@@ -138,7 +138,7 @@ def allowed(request: Request, name: str, action: str, user: GetUserDep) -> Allow
 
     Refused actions are also written to the audit log.
     """
-    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - as above
+    from frazil.operations.page_actions import PageAction
 
     known = PageAction(action) if action in set(PageAction) else None
     try:
@@ -150,7 +150,7 @@ def allowed(request: Request, name: str, action: str, user: GetUserDep) -> Allow
 
 
 def _allowed_action(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
-    from frazil.airflow.page import actions  # noqa: PLC0415 - as above
+    from frazil.airflow.page import actions
 
     if said := refusal(request.headers):
         raise HTTPException(403, f"refused: {said}")
@@ -198,7 +198,7 @@ def _record_refusal(request: Request, user: Any, action: Any, name: str, error: 
 
 def _as_http_error(work: Callable[[], Any]) -> Any:
     """Turn the errors of an action into responses with a status, instead of a server error."""
-    from frazil.airflow.page import forms  # noqa: PLC0415 - as above
+    from frazil.airflow.page import forms
 
     try:
         return work()
@@ -241,8 +241,8 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 def _warm() -> None:
-    from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401, PLC0415 - as above
-    from frazil.host import page_servers  # noqa: PLC0415 - as above
+    from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
+    from frazil.host import page_servers
 
     try:
         page_servers.register()
@@ -253,7 +253,7 @@ def _warm() -> None:
 
 def _view_response(view: Any) -> Response:
     """Return a view of one stream or table, with sentences about silent Airflow components."""
-    from frazil.airflow.page import alive  # noqa: PLC0415 - as above
+    from frazil.airflow.page import alive
 
     return json_response(replace(view, airflow=alive.sentences()))
 

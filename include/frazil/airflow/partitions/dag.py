@@ -118,14 +118,14 @@ def _dag(
 
 def send(table: str, streams: str, name: str) -> None:
     """Send the missing events of one asset, by its name `complete` or `reopened`."""
-    from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
 
 
 def held(table: str, streams: str) -> None:
     """Fail with the failures that the gates found."""
-    from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - as above
+    from frazil.airflow.partitions import tasks as windows
 
     found = windows.held(table, Path(streams), get_current_context())
     if not found:  # all were released meanwhile
@@ -159,9 +159,9 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
 
 def release(streams: str) -> None:
     """Release the window in the form, on behalf of the user who triggered the run."""
-    from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
-    from frazil.signals import completion  # noqa: PLC0415 - as above
-    from frazil.table.lost import stream_catalog  # noqa: PLC0415 - as above
+    from frazil.partitions.windows import Window
+    from frazil.signals import completion
+    from frazil.table.lost import stream_catalog
 
     context = get_current_context()
     form, user = context["params"], context["dag_run"].triggering_user_name or "Airflow"

@@ -70,9 +70,9 @@ class PartitionTrigger(PollingTrigger):
 
         Otherwise return None and a sentence on why the window is not complete.
         """
-        from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
-        from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
-        from frazil.signals.completion import window_status  # noqa: PLC0415 - as above
+        from frazil.airflow.declared import streams_feeding
+        from frazil.airflow.partitions.tasks import facts  # loads PyIceberg
+        from frazil.signals.completion import window_status
 
         table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
         found = window_status(streams_feeding(Path(streams), table), partition)

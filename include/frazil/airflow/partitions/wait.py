@@ -37,7 +37,7 @@ class CompletionOperator(BaseBranchOperator):
 
     def execute(self, context: Context) -> Any:
         """Continue if windows are complete or events are missing; otherwise defer."""
-        from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+        from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
         if has_no_stream(Path(self.streams), self.table):
             raise AirflowSkipException(_removal_message(self.table))
@@ -59,7 +59,7 @@ class CompletionOperator(BaseBranchOperator):
         return self._signal_and_follow(context)
 
     def _signal_and_follow(self, context: Context) -> Any:
-        from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - as above
+        from frazil.airflow.partitions import tasks as windows
 
         suites = Path(self.expectations) if self.expectations else None
         following = windows.signal_complete_windows(self.table, Path(self.streams), context, expectations=suites)
@@ -79,7 +79,7 @@ class CompletionTrigger(PollingTrigger):
 
     def poll(self) -> tuple[Payload | None, str]:
         """Return an event if the task has work to do, and a sentence on why the next window is not complete."""
-        from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
+        from frazil.airflow.partitions import tasks as windows  # loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
         if has_no_stream(Path(streams), table):

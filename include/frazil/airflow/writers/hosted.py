@@ -36,8 +36,8 @@ class HostedStreamOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Defer to the trigger. After a failure, clearing the task lets the stream run again."""
-        from frazil.airflow.writers.hosted_trigger import HostedStreamTrigger  # noqa: PLC0415 - as in the operator
-        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running task only
+        from frazil.airflow.writers.hosted_trigger import HostedStreamTrigger  # as in the operator
+        from frazil.host.claim import Claim, write_claim  # needed by a running task only
 
         instance = context["ti"]
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))

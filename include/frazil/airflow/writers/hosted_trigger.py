@@ -57,7 +57,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Observe, report and wait in a loop. A failed observation is reported, and retried."""
-        from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
+        from frazil.status.state import State  # loads PyIceberg
 
         settled_at_s = time.monotonic() + MIN_DEFERRAL_S
         self._preloading = asyncio.create_task(self._preload())
@@ -109,8 +109,8 @@ class HostedStreamTrigger(UserActionTrigger):
 
         A retry after a worker or a triggerer failed does not resume the stream.
         """
-        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running trigger only
-        from frazil.host.given_up import read_announcement  # noqa: PLC0415
+        from frazil.host.claim import Claim, write_claim  # needed by a running trigger only
+        from frazil.host.given_up import read_announcement
 
         if (instance := self.task_instance) is None:
             return
@@ -126,16 +126,16 @@ class HostedStreamTrigger(UserActionTrigger):
                 desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
 
     def _observe(self) -> HostedObservation:
-        from frazil.home import run_folder  # noqa: PLC0415
-        from frazil.host.given_up import active_given_up  # noqa: PLC0415 - needed by a running trigger only
-        from frazil.host.launchers import open_launcher  # noqa: PLC0415
-        from frazil.host.records import read_notes  # noqa: PLC0415
-        from frazil.spec.application import find_application  # noqa: PLC0415
-        from frazil.status.derive import derive_from_decision, describe_state  # noqa: PLC0415
-        from frazil.status.state import StreamState  # noqa: PLC0415
-        from frazil.supervise.decide import decide  # noqa: PLC0415
-        from frazil.supervise.decision import Policy  # noqa: PLC0415
-        from frazil.supervise.observed import Declared, Desired, Observed  # noqa: PLC0415
+        from frazil.home import run_folder
+        from frazil.host.given_up import active_given_up  # needed by a running trigger only
+        from frazil.host.launchers import open_launcher
+        from frazil.host.records import read_notes
+        from frazil.spec.application import find_application
+        from frazil.status.derive import derive_from_decision, describe_state
+        from frazil.status.state import StreamState
+        from frazil.supervise.decide import decide
+        from frazil.supervise.decision import Policy
+        from frazil.supervise.observed import Declared, Desired, Observed
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
@@ -169,7 +169,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _announce(self, given_up: GivenUp) -> None:
         """Record that this try fails because the application gave up, for the try after a *Clear*."""
-        from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.host.given_up import announce_given_up  # needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
             announce_given_up(
@@ -202,8 +202,8 @@ class HostedStreamTrigger(UserActionTrigger):
         return self.task_instance.run_id if self.task_instance else "unknown"
 
     def _open_desired(self) -> DesiredStore:
-        from frazil.spec.last_valid import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
-        from frazil.supervise.desired import open_desired  # noqa: PLC0415 - loads PyIceberg
+        from frazil.spec.last_valid import find_or_recall  # needed by a running trigger only
+        from frazil.supervise.desired import open_desired  # loads PyIceberg
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
         return open_desired(spec)

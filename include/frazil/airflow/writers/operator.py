@@ -63,9 +63,9 @@ class WriterOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Defer to the trigger."""
-        from frazil.airflow.lineage_parent import parent_id  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
-        from frazil.airflow.writers.trigger import WriterTrigger  # noqa: PLC0415
-        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415
+        from frazil.airflow.lineage_parent import parent_id  # a DAG file that is parsed needs no trigger
+        from frazil.airflow.writers.trigger import WriterTrigger
+        from frazil.host.claim import Claim, write_claim
 
         instance = context["ti"]
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
@@ -86,7 +86,7 @@ class WriterOperator(BaseOperator):
         The failure is first recorded on disk, so that it is not lost if a process dies in between. If the worker runs
         on a host other than the triggerer's, the next run's trigger records the failure there.
         """
-        from frazil.host.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
+        from frazil.host.given_up import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])
         confirm_given_up(self.stream, event["subject"], reason=reason, table_fingerprint=event["table_fingerprint"])

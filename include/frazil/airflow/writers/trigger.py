@@ -190,16 +190,16 @@ class WriterTrigger(UserActionTrigger):
         self._shown.show(self.task_instance, now.state, now.sentence)
 
     def _state(self, step: Step) -> StreamState:
-        from frazil.status.derive import derive_from_decision  # noqa: PLC0415 - loads PyIceberg, which the supervisor has loaded
-        from frazil.status.state import StreamState  # noqa: PLC0415 - as above
+        from frazil.status.derive import derive_from_decision  # loads PyIceberg, which the supervisor has loaded
+        from frazil.status.state import StreamState
 
         known = StreamState(self.stream)
         return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
         """Record the claim on this host, because the worker that deferred the task may run on another."""
-        from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a triggerer only
-        from frazil.host.given_up import settle_given_up  # noqa: PLC0415 - as above
+        from frazil.host.claim import Claim, write_claim  # needed by a triggerer only
+        from frazil.host.given_up import settle_given_up
 
         if (instance := self.task_instance) is None:
             return
@@ -210,7 +210,7 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: Step) -> None:
-        from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - as above
+        from frazil.host.given_up import announce_given_up
 
         if (instance := self.task_instance) is None:
             return
@@ -232,9 +232,9 @@ class WriterTrigger(UserActionTrigger):
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
-        import frazil.status.derive  # noqa: F401, PLC0415 - so that the event loop never waits for this import
-        from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # noqa: PLC0415 - loads PyIceberg
-        from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415 - loads PyIceberg
+        import frazil.status.derive  # noqa: F401 - so that the event loop never waits for this import
+        from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # loads PyIceberg
+        from frazil.supervise.supervisor import Supervisor  # loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
             return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_TIMEOUT_S)
@@ -248,7 +248,7 @@ class WriterTrigger(UserActionTrigger):
 
         A decision is logged if it changed, or was last logged an hour ago.
         """
-        from frazil.host.writer_log import with_levels  # noqa: PLC0415 - as above
+        from frazil.host.writer_log import with_levels
 
         for level, line in self._lines.lines_to_copy(with_levels(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)

@@ -45,15 +45,15 @@ fill.
 
 
 def _json(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - a driver that only checks must not load the compiler
+    from frazil.ingest.formats.json.decoder import JsonDecoder  # a driver that only checks must not load the compiler
 
     return JsonDecoder(schema, units)
 
 
 def _add_framing(declared: ValueFormat, decode: Decoder) -> Decoder:
     """Return a decoder of the lines and frames around JSON objects, which `decode` reads."""
-    from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
-    from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.json.framed import FramedDecoder
+    from frazil.ingest.formats.json.lines import LinesDecoder
 
     if not isinstance(declared, JsonFormat):
         return decode
@@ -67,27 +67,27 @@ def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
     registry = declared.registry if isinstance(declared, AvroFormat | ProtobufFormat) else None
     if registry is None and not (isinstance(declared, JsonFormat) and declared.framing == "confluent"):
         return decode
-    from frazil.ingest.formats.header_ids import HeaderIdDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import shared_registry  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.header_ids import HeaderIdDecoder
+    from frazil.registry.client import shared_registry
 
     return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)
 
 
 def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.whole import WholeDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.whole import WholeDecoder
 
     return WholeDecoder(schema, declared.column)
 
 
 def _csv(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.csv.decoder import CsvDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.csv.decoder import CsvDecoder
 
     return CsvDecoder(declared, schema, units)
 
 
 def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.avro.decoder import AvroDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import SchemaText, shared_registry  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.avro.decoder import AvroDecoder
+    from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is None:
         return AvroDecoder(schema, units, SchemaText("AVRO", schema_of(declared)))
@@ -95,8 +95,8 @@ def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Dec
 
 
 def _protobuf(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import SchemaText, shared_registry  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
+    from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is not None:
         return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
@@ -149,7 +149,7 @@ def decoder(
     make = partial(FORMATS[declared.type], declared)
     lists = not isinstance(declared, JsonFormat)
     if envelope := envelope_of(declared):
-        from frazil.ingest.formats.envelope import EnvelopeDecoder  # noqa: PLC0415 - as above
+        from frazil.ingest.formats.envelope import EnvelopeDecoder
 
         def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
             return EnvelopeDecoder(lambda *of: _add_framing(declared, make(*of)), schema, units, envelope)
@@ -208,7 +208,7 @@ def check_supported(schema: Schema, declared: ValueFormat) -> None:
         except UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema is not a valid Avro schema: {error}") from None
     if isinstance(declared, ProtobufFormat) and declared.registry is None:
-        from frazil.ingest.formats.protobuf import schema as protobuf  # noqa: PLC0415 - only loaded where Protobuf is used
+        from frazil.ingest.formats.protobuf import schema as protobuf  # only loaded where Protobuf is used
 
         try:
             protobuf.message_of(schema_of(declared), (), declared.message)

@@ -167,7 +167,7 @@ class FieldsDecoder:
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
     ) -> dict[str, FieldsDecoder]:
         """Map each column with JSON text to a decoder of this text, for the other columns that are read from it."""
-        from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
+        from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
         inside: dict[FieldPath, list[NestedField]] = {}
@@ -279,7 +279,7 @@ class _Texts:
         *,
         times: bool,
     ) -> None:
-        from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - the compiler, only where records are read
+        from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         self._columns = {field.name: (field, reading) for field, reading in columns.items()}
         self._times = times
@@ -353,7 +353,7 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
 
     Raises SpecError if the default is no value of the column.
     """
-    from frazil.ingest.formats.json.decoder import JsonDecoder  # noqa: PLC0415 - as above
+    from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = Reading.of(unit)
     if reading.default is None:
