@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """The counts of one topic-partition, of which offsets `[start, end)` were committed (in the audited period)."""
+    """Counts of one topic-partition. Offsets `[start, end)` were committed (in the audited period)."""
 
     topic: str
     partition: int

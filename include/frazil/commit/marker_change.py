@@ -232,7 +232,7 @@ def open_branch_after_reset(
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the id of the open branch's head that matches main's state; None if there was none, or unknown."""
+    """Return the id of the open branch's head that matches main's state; None if no such head existed or is known."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:

@@ -104,7 +104,7 @@ class StreamTables:
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
     def marker(self) -> Marker | None:
-        """Load the stream's marker from the catalog; None if there is none."""
+        """Load the stream's marker from the catalog; None if it does not exist."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:

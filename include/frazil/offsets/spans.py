@@ -85,7 +85,7 @@ def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
 
 
 def covered_offsets(spans: Iterable[Span]) -> BitMap64:
-    """Return all offsets of the spans, of which none may be empty."""
+    """Return all offsets of the spans. No span may be empty."""
     whole = BitMap64()
     for start, end in spans:
         whole.add_range(start, end)

@@ -142,7 +142,7 @@ class History:
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """For open transactions: the offset where the readable part ends, and since when (ms) it ends there."""
+    """Offset where the readable part ends before open transactions, and since when (ms) it ends there."""
 
 
 def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> History:

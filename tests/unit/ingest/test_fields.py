@@ -189,7 +189,7 @@ def test_avro_and_protobuf_have_paths_too() -> None:
 
 
 def test_elements_of_one_list_may_be_read_in_several_ways() -> None:
-    """In Avro, all elements of a list have one type. A column may still have another, or values that mean null."""
+    """All elements of a list have one type in Avro. A column may still have another, or values that mean null."""
     schema = {"type": "record", "name": "R", "fields": [{"name": "l", "type": {"type": "array", "items": "long"}}]}
     form = {"type": "avro", "schema-text": json.dumps(schema)}
     columns = {
