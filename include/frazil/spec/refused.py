@@ -47,16 +47,15 @@ REFUSED = (
         "route",
         "commit.align",
         ("watermark",),
-        "shows a window with the table's next commit, but a routed table has a commit only for batches with its rows, "
-        "so a quiet table would never show its last window. Leave it out, and read the snapshots that signals name "
-        "(route.complete)",
+        "shows a window with the table's next commit, which a quiet table of the route may never have. Leave it out, "
+        "and read the snapshots that signals name (route.complete)",
     ),
     Refusal(
         "application",
         "resources.deploy-mode",
         ("cluster",),
-        "cannot be used in a shared application: its streams are restarted and observed one by one through files of "
-        "the supervisor's host, which a driver in the cluster does not have. Leave one of them out",
+        "cannot be used in a shared application. Airflow restarts and observes its streams through files of the "
+        "supervisor's host, which a driver in the cluster does not have. Leave one of them out",
     ),
     Refusal(
         "route",

@@ -15,11 +15,12 @@ from pathlib import Path
 from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
+from pyiceberg.catalog import Catalog
 
 from frazil.aggregate.due import find_open_day, find_waiting_days, late_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_id
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_of
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, reread_route
 from frazil.maintenance.alert_rules import Reading
@@ -39,10 +40,11 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_valid import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import with_windows
+from frazil.spec.routed_stream import is_group, with_windows
 from frazil.status.stream import stream_state
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
+from frazil.table.made_tables import tables_named_like
 
 log = logging.getLogger(__name__)
 
@@ -175,14 +177,23 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
         catalog = stream_catalog(specs[0])
         signals = TableSignals.load(catalog, table)
         if alerts.enabled:
-            late = late_window(catalog, specs, signals, now_ms=now_ms)
+            behind = _furthest_behind(catalog, specs, signals)
+            views = [one.of_member(behind.table) if is_group(one) else one for one in specs]
+            late = late_window(catalog, views, behind, now_ms=now_ms)
             yield window_reading(late, alerts, table=table, now_ms=now_ms)
-        starts = signals.cursor.held if signals.cursor else frozenset()
-        newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
-        held = [(s.partition, s.note or "no reason given") for s in newest.values() if not s.sent]
+        held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
         yield from held_reading(table, held, alerts)
 
-    return WatchedSubject(alerts, read, (partitions_dag_id(table),))
+    return WatchedSubject(alerts, read, (partitions_dag_of(specs[0]),))
+
+
+def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
+    """Return the signals of the existing table of a template that is furthest behind; for a table, its own."""
+    if not is_group(specs[0]) or specs[0].route is None:
+        return signals
+    existing = set(tables_named_like(catalog, specs[0].route))
+    begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
+    return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
