@@ -26,9 +26,10 @@ from frazil.airflow.partitions.tasks import find_gates
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import assess, resend_signals, signal_windows
+from frazil.signals.completion import GateOutcome, assess, assess_group, resend_signals, signal_windows
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
+from frazil.spec.routed_stream import is_group, seen_by
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
@@ -313,6 +314,27 @@ def test_airflow_gets_one_event_a_window_of_each_table_that_a_template_makes(
     assert [(name, key) for name, key, _ in third["events"][6:]] == [
         (f"{TEMPLATE}.reopened", "2013-12-30T12|shop.raw_app")
     ]
+
+
+def test_a_held_window_of_a_templates_table_is_an_alert_of_the_route(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    route = {"by": "field", "name": "kind", "template": TEMPLATE, "complete": [TEMPLATE]}
+    spec = shop(**{"route": route, "complete": "hour", "complete-from": "2013-12-30T12:00:00Z"})
+    text = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (streams / "shop.yaml").write_text(json.dumps(text))
+    made = MadeRoute(spec, NOW_MS)
+    made.begin_route("web")
+    made.run({"shop.raw_web": 2}, at_us=NOON)
+    made.run({"main": 1}, at_us=NOON + HOUR)
+    view = seen_by(spec, TEMPLATE)
+    assert is_group(view)
+    seen = assess_group(load_catalog(None), view)
+    failed = GateOutcome(passed=False, note="a rule is broken")
+    signal_windows(load_catalog(None), *seen, clock_ms=NOW_MS, gates=lambda _, windows: dict.fromkeys(windows, failed))
+    active = measure_all(streams, Store())["active"]
+    (held,) = [one for one in active if "a rule is broken" in one["sentence"]]
+    assert (held["table"], "2013-12-30T12|shop.raw_web" in held["sentence"]) == ("route of shop", True)
 
 
 def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from pyiceberg.exceptions import ForbiddenError
 
+from frazil.cli.main import frazil
 from frazil.errors import AccessDenied
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
@@ -97,6 +99,17 @@ def test_a_table_that_is_made_later_is_signalled_from_the_window_of_its_first_ro
     made.run({"shop.raw_new": 2}, at_us=hour(1.2))
     made.run({"shop.raw_web": 1}, at_us=hour(2.5))
     assert signalled(made) == {("shop.raw_web", "2023-11-14T22", 1, 1), ("shop.raw_new", "2023-11-14T23", 1, 2)}
+
+
+def test_before_the_template_has_made_a_table_nothing_is_signalled(tmp_path: Path) -> None:
+    made = begun()
+    made.run({"main": 1}, at_us=hour(2.5))
+    assert assess_group(load_catalog(None), group(made.spec)) == []
+    assert TableSignals.load(load_catalog(None), TEMPLATE).at is None
+    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    said = CliRunner().invoke(frazil, ["partitions", TEMPLATE, "--streams", str(tmp_path)])
+    assert said.output == "the template has created no table yet\n"
 
 
 def test_signals_of_all_tables_are_one_commit_and_have_the_groups_numbers() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from airflow.sdk import DagRunState
@@ -140,18 +141,25 @@ def subjects_of(
     feeds = [seen for one in valid for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            found[f"care of {table}"] = _windows_subject(
-                table, [one for one in feeds if one.table.identifier == table], now_ms
-            )
+            windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
+            found[f"route of {spec.name}" if is_group(spec) else f"care of {table}"] = windows
     for name, spec in routes(valid).items():
         if spec.route is not None and spec.route.template is not None:
-            found[name] = WatchedSubject(spec.maintenance.alerts, _made(name, spec, valid, kept.routes, now_ms))
+            made, windows_of = _made(name, spec, valid, kept.routes, now_ms), found.get(name)
+            reads = [made, windows_of.read] if windows_of else [made]
+            dags = windows_of.dags if windows_of else ()
+            found[name] = WatchedSubject(spec.maintenance.alerts, partial(_read_all, reads), dags)
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
             found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, kept.first_days, now_ms)
     return found
+
+
+def _read_all(reads: Iterable[Callable[[], Iterable[Reading]]]) -> Iterator[Reading]:
+    for read in reads:
+        yield from read()
 
 
 def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> WatchedSubject:
