@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from frazil.spec.model import StreamSpec, Table
-from frazil.spec.route import Route, may_have_made
+from frazil.spec.route import may_have_made
 
 
 class RoutedStream(StreamSpec):
@@ -50,23 +50,23 @@ def signalled_as(spec: StreamSpec) -> str:
 def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
     """Return the stream from the perspective of a table; None if neither the stream nor its route names the table.
 
-    For a table of the route, this is a copy with that table as its own. The route's template names the tables that it
-    may have created, and, as an identifier, all of them.
+    For a table of the route, this is a copy with that table as its own. A template in `complete` names the tables that
+    it may have created, and, as an identifier, all of them.
     """
     if spec.table.identifier == table:
         return spec
     route = spec.route
-    if route is None or not (table in {*route.tables.values(), route.template} or may_have_made(route, table)):
+    if route is None:
+        return None
+    is_named = table in route.tables.values()
+    has_windows = table in route.complete or (not is_named and route.template in route.complete)
+    if not is_named and not (has_windows and (table == route.template or may_have_made(route, table))):
         return None
     values = {name: getattr(spec, name) for name in StreamSpec.model_fields}
     values["table"] = Table.model_construct(identifier=table, catalog=spec.table.catalog)
-    if not _has_windows(route, table):
+    if not has_windows:
         values["complete"] = "none"
     return RoutedStream.model_construct(spec.model_fields_set, **values, default_table=spec.table.identifier)
-
-
-def _has_windows(route: Route, table: str) -> bool:
-    return table in route.complete or (table not in route.tables.values() and route.template in route.complete)
 
 
 def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:

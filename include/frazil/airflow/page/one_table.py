@@ -42,7 +42,7 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Return a table's streams; empty for a dead-letter table."""
+    """Return a table's streams; empty for dead letters, and a template's tables without windows."""
     return tuple(view for one in table.streams if (view := seen_by(one, table.identifier)) is not None)
 
 
