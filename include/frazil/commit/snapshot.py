@@ -37,6 +37,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
 from frazil.commit.manifest_lists import ListWriter, add_manifests, live_manifests
+from frazil.commit.manifest_merging import MergedManifest, merge_manifests
 from frazil.commit.manifest_writing import (
     Layout,
     avro_codec,
@@ -102,6 +103,8 @@ class SnapshotWriter:
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
     attempts: list[Prepared] = field(default_factory=list)
+    merged: MergedManifest | None = None
+    """Small manifests of main, merged for the first attempt."""
 
     @property
     def undecided(self) -> bool:
@@ -109,7 +112,8 @@ class SnapshotWriter:
 
     @property
     def _written(self) -> list[ManifestFile]:
-        return [*self.manifests, *(self.base.written if self.base else ())]
+        merged = (self.merged.manifest,) if self.merged else ()
+        return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """Return the next attempt, based on the metadata of `table`. `summary` is added to the snapshot's summary."""
@@ -119,7 +123,7 @@ class SnapshotWriter:
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        base = self.base or Base(live_manifests(parent, table.io), (), parent.summary if parent else None)
+        base = self.base or self._base(table, parent, self.snapshot_id)
         number = metadata.next_sequence_number() + self.earlier_snapshots
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
@@ -151,6 +155,14 @@ class SnapshotWriter:
         )
         self.attempts.append(prepared)
         return prepared
+
+    def _base(self, table: Table, parent: Snapshot | None, snapshot_id: int) -> Base:
+        """Return the branch's live manifests. The first attempt on main merges small ones, if there are many."""
+        stays = live_manifests(parent, table.io)
+        if self.branch == MAIN and self.files and not self.attempts:
+            self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
+        fewer = self.merged.applied(stays) if self.merged else None
+        return Base(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
         """Require main's head for a branch's first snapshot, which could set sequence numbers back."""
