@@ -1,8 +1,8 @@
 """What a commit costs as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
 
 Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
-substrate of `bench.substrates`. Prints wall and CPU time of the last 100 commits at each mark, and what a reader opens:
-bytes of the metadata file and of the manifest list, and manifests; where servers speak HTTP, also the requests of a
+substrate of `bench.substrates`. Prints wall and CPU time of the last 100 commits at each mark, and the sizes of what a
+reader opens: metadata file, manifest list, and manifests. If servers speak HTTP, it also prints the requests of a
 commit. 3,600 commits are an hour at a commit a second. No maintenance runs: the marks are what an unattended table
 comes to. The files are not there: a commit never opens them.
 """

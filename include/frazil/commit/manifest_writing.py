@@ -46,6 +46,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.table.recent import Recent
+from frazil.table.storage_requests import count_request
 
 FORMAT_VERSION: Literal[2] = 2
 
@@ -119,6 +120,7 @@ class _Writer(ManifestWriterV2):
         snapshot_id: int,
         copied: CopiedEntries | None = None,
     ) -> None:
+        count_request("writes", path)
         output = CountedOutput(table.io.new_output(path))
         super().__init__(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata))
         self._layout, self._content, self._copied = layout, content, copied

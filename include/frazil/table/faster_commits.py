@@ -28,6 +28,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.config import Config
 
 from frazil.table.recent import Recent
+from frazil.table.storage_requests import count_request
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -91,6 +92,7 @@ def _configure_once(catalog: MetastoreCatalog) -> None:
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
         text = _metadata_json(metadata, known, exclude_none=not with_nulls).encode()
+        count_request("writes", metadata_path)
         with io.new_output(metadata_path).create() as stream:
             stream.write(Compressor.get_compressor(metadata_path).bytes_compressor()(text))
 
@@ -127,6 +129,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
         metadata = known.get(location) if location else None
         if metadata is None or location is None:
             table = convert(row)
+            count_request("reads", table.metadata_location)
             known.keep(table.metadata_location, table.metadata)
             return table
         io = catalog._load_file_io(metadata.properties, location)
