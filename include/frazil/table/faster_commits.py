@@ -72,13 +72,20 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them."""
+    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them.
+
+    It searches snapshots from the newest on, because a commit only needs the newest.
+    """
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
         return self.model_copy(update=own)
 
-    return type(f"Sharing{kind.__name__}", (kind,), {"__deepcopy__": deepcopy, "__module__": __name__})
+    def snapshot_by_id(self: TableMetadata, snapshot_id: int) -> Snapshot | None:
+        return next((one for one in reversed(self.snapshots) if one.snapshot_id == snapshot_id), None)
+
+    own = {"__deepcopy__": deepcopy, "snapshot_by_id": snapshot_by_id, "__module__": __name__}
+    return type(f"Sharing{kind.__name__}", (kind,), own)
 
 
 def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
