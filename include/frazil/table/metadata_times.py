@@ -80,7 +80,8 @@ def _warn(table: str, ahead_ms: int) -> None:
 def _newest_ms(metadata: TableMetadata) -> int:
     of = attrgetter("timestamp_ms")
     times = (map(of, entries) for entries in (metadata.snapshots, metadata.snapshot_log, metadata.metadata_log))
-    return max(chain([metadata.last_updated_ms], *times))
+    newest: int = max(chain([metadata.last_updated_ms], *times))
+    return newest
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:

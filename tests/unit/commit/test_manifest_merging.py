@@ -84,10 +84,12 @@ def test_a_commit_that_lost_the_race_keeps_its_merge_only_for_the_same_manifests
     world.catalog.next_meets(world.compact, table="demo.events")
     commit(world, committer, FAN_IN, FAN_IN + 1)
     assert world.rows() == [(0, number) for number in range(FAN_IN + 1)]
+    assert world.manifests() == world.used_manifests()
     world.catalog.next_fails_before(CommitFailedException("lost"), table="demo.events")
     commit(world, committer, FAN_IN + 1, 4 * FAN_IN)
     assert world.rows() == [(0, number) for number in range(4 * FAN_IN)]
     assert len(data_files(world)) == len(numbers(world))
+    assert world.manifests() == world.used_manifests()
 
 
 def test_manifests_of_an_earlier_process_are_left_to_maintenance(world: Any):
