@@ -37,7 +37,7 @@ from frazil.spec.load import load_stream
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
-from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, is_killed
+from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, in_turns, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
 """Kinds of the records that are letters; the last of them is still no JSON."""
@@ -125,14 +125,8 @@ STEPS_MADE = 45
 """Number of changes of one replay that outlive its process."""
 
 
-SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
-"""Steps that each run tries; the others are those of soak."""
-
-
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(
-    "step", [n if n in SOME else pytest.param(n, marks=pytest.mark.soak) for n in range(STEPS_MADE + 1)]
-)
+@pytest.mark.parametrize("step", in_turns(STEPS_MADE))
 def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
     made: Shop, step: int, after: bool
 ) -> None:

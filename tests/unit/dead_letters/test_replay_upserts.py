@@ -49,7 +49,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.stream import stream_state
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
-from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, is_killed
+from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, in_turns, is_killed
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -479,7 +479,7 @@ STEPS_MADE = 22
 
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("step", range(STEPS_MADE + 1))
+@pytest.mark.parametrize("step", in_turns(STEPS_MADE))
 def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_dead_letter_once(
     live: World, step: int, after: bool
 ) -> None:
