@@ -45,7 +45,7 @@ lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/lint-imports
 
 unit: venv loops ## The fast tests alone, which start nothing
-	$(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
+	FRAZIL_TEST_EXAMPLES=unit $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
 	  -m 'not soak and not processes' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md

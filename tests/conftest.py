@@ -49,14 +49,15 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
 
 # Brokers of tests start often and move few records: a start without the optimising compiler takes half the CPU.
-dev_kafka.JVM_OPTIONS.append("-XX:TieredStopAtLevel=1")
+dev_kafka.JVM_OPTIONS[:] = ["-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 # Workers look for free ports apart: a server listens a while after its port was found free.
-process.PORTS = process.PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2 :: 2]
+process.PORTS = process.PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4 :: 4]
 
-# An example's time says how busy the machine is, not whether the law holds. `make test` tries the same few examples
-# each time, and `make soak` many others.
-settings.register_profile("test", deadline=None, derandomize=True, max_examples=50)
+# An example's time says how busy the machine is, not whether the law holds. `make unit` and `make test` try the same
+# few examples each time, and `make soak` many others.
+settings.register_profile("unit", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("test", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
