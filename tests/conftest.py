@@ -88,8 +88,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
 
-    One worker waits for Airflow while the other computes with Spark. No session's Airflow or Spark starts twice; every
-    other file is a group of its own.
+    One worker waits for Airflow while another computes with Spark. No session's Airflow or Spark starts twice; every
+    other file is a group of its own. The last groups are the files of unit tests, so the workers end together.
     """
     for item in items:
         if not is_in_turn(item):
@@ -132,8 +132,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def group_of(item: pytest.Item) -> str:
+    file = item.nodeid.partition("::")[0]
+    if file == "tests/acceptance/test_acceptance.py":
+        return "spark"  # most of its cells request it while they run; its Airflow has no scheduler
     fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), item.nodeid.partition("::")[0])
+    return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), file)
 
 
 @pytest.fixture(scope="session")
@@ -204,6 +207,15 @@ def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "frazil-home"
     monkeypatch.setenv("FRAZIL_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays decode here instead of in a child process, which takes a second to start."""
+    from frazil.dead_letters import replay  # tests that replay nothing start without it
+
+    stage = replay.stage
+    monkeypatch.setattr(replay, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ SILENT_AFTER_S = 0.1
 """Seconds for which a test waits for a broker that does not exist."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _plain_catalog() -> Any:
+@pytest.fixture(scope="module", autouse=True)
+def _plain_catalog() -> Iterator[None]:
     with catalogs_with(chosen()):
         yield
 

@@ -127,12 +127,6 @@ def write(
     committer.commit(batch)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode without a child process, which is another test's matter."""
-    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
-
-
 def dead_letters(live: Any) -> dict[int, tuple[str, int | None]]:
     found = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert len({r["kafka_offset"] for r in found}) == len(found)

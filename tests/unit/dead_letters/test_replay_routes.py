@@ -26,13 +26,11 @@ from frazil.commit.backfill_marker import BackfillState, branch_name, read_backf
 from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.history import Period
 from frazil.commit.opened import open_stream
-from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
 from frazil.ingest.contract import Target
-from frazil.ingest.stage import stage
 from frazil.spec.load import load_stream
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
@@ -95,9 +93,7 @@ def check_audit(made: MadeRoute) -> None:
 
 
 @pytest.fixture
-def made(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
-    # A child process that decodes is another test's matter.
-    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+def made(frazil_home: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
     monkeypatch.setattr(routes, "SETTLE_TIMEOUT_S", 0.0)
     route = {"by": "field", "name": "kind", "tables": {"order": ORDERS}, "template": "shop.raw_{value}"}
     found = Shop(shop(route={**route, "allow": ["a", "new"]}), time.time_ns() // 1_000_000)

@@ -41,7 +41,6 @@ from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, SpecError, StaleBatch
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
-from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import Undecided
@@ -213,11 +212,9 @@ def live(
     tmp_path: Path,
     declared_stream: Callable[..., Any],
     frazil_home: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
+    in_this_process: None,  # noqa: ARG001
     partition: str,
 ) -> World:
-    # A child process that decodes is another test's matter.
-    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
     stream.declare(DECLARED)
     declaration = stream.streams / "events.yaml"
