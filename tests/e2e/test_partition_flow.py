@@ -64,7 +64,7 @@ from frazil.airflow import PartitionCompleteSensor, daily_dags, partition_dags
 
 HERE, APPS = Path(os.environ["FRAZIL_STREAMS"]).parent, Path(os.environ["FRAZIL_TEST_CHECKOUT"]) / "spark_apps"
 STREAMS = HERE / "streams"
-globals().update(partition_dags(STREAMS, expectations=HERE / "expectations", every=timedelta(seconds=3)))
+globals().update(partition_dags(STREAMS, expectations=HERE / "expectations", every=timedelta(seconds=6)))
 globals().update(daily_dags(HERE / "aggregations", streams=STREAMS, application=APPS / "aggregate_daily.py"))
 
 with DAG("reader", schedule=None) as reader:
