@@ -133,8 +133,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def group_of(item: pytest.Item) -> str:
     file = item.nodeid.partition("::")[0]
-    if file == "tests/acceptance/test_acceptance.py":
-        return "spark"  # most of its cells request it while they run; its Airflow has no scheduler
+    if file.startswith("tests/acceptance/"):
+        return file  # its Airflow has no scheduler
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), file)
 
