@@ -88,8 +88,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
 
-    One worker waits for Airflow while another computes with Spark. No session's Airflow or Spark starts twice; every
-    other file is a group of its own. The last groups are the files of unit tests, so the workers end together.
+    One worker waits for Airflow while others compute with Spark: one for the tests that request it, one for acceptance.
+    Every other file is a group of its own. The last groups are the files of unit tests, so the workers end together.
     """
     for item in items:
         if not is_in_turn(item):
