@@ -6,12 +6,13 @@ import gc
 import itertools
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,6 +23,7 @@ from confluent_kafka import Producer
 from hypothesis import settings
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
+from sqlalchemy import Engine, event
 
 from frazil.dev import kafka as dev_kafka
 from frazil.dev import process
@@ -47,6 +49,18 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 # Tests may move HOME; the jars and the class archive are fetched and made once.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
+
+
+# Tests kill processes and never the host: what they write need not reach the disk, which takes milliseconds each time.
+os.fsync = lambda _: None
+
+
+@event.listens_for(Engine, "connect")
+def _do_not_sync(connection: Any, _: object) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        with suppress(sqlite3.Error):  # whoever uses the connection gets the same error
+            connection.execute("PRAGMA synchronous = OFF")
+
 
 # Brokers of tests start often and move few records: a start without the optimising compiler takes half the CPU.
 dev_kafka.JVM_OPTIONS[:] = ["-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
