@@ -6,13 +6,12 @@ import gc
 import itertools
 import os
 import random
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,7 +22,6 @@ from confluent_kafka import Producer
 from hypothesis import settings
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
-from sqlalchemy import Engine, event
 
 from frazil.dev import kafka as dev_kafka
 from frazil.dev import process
@@ -41,6 +39,7 @@ from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
 from tests import chromium, polling
+from tests.no_sync import write_without_sync
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -50,17 +49,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 # Tests may move HOME; the jars and the class archive are fetched and made once.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
 
-
-# Tests kill processes and never the host: what they write need not reach the disk, which takes milliseconds each time.
-os.fsync = lambda _: None
-
-
-@event.listens_for(Engine, "connect")
-def _do_not_sync(connection: Any, _: object) -> None:
-    if isinstance(connection, sqlite3.Connection):
-        with suppress(sqlite3.Error):  # whoever uses the connection gets the same error
-            connection.execute("PRAGMA synchronous = OFF")
-
+write_without_sync()
 
 # Brokers of tests start often and move few records: a start without the optimising compiler takes half the CPU.
 dev_kafka.JVM_OPTIONS[:] = ["-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
