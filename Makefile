@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 CYCLONEDX_VERSION := 7.5.0
 INSTALLED := $(VENV)/.installed
-# Tests run in so many processes; CONTRIBUTING.md says how they share their servers. A process that dies ends the run,
-# which names its test: a replacement may never come, and the run would wait for it.
-WORKERS ?= 2
+# Tests run in so many processes, one more than cores, because they wait for servers a third of their time;
+# CONTRIBUTING.md says how they share their servers. A process that dies ends the run, which names its test: a
+# replacement may never come, and the run would wait for it.
+WORKERS ?= 3
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 STATIC := $(wildcard include demo spark_apps dags deploy plugins tests bench)
 
@@ -44,8 +45,9 @@ lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+unit: WORKERS = 2
 unit: venv loops ## The fast tests alone, which start nothing
-	$(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
+	FRAZIL_TEST_EXAMPLES=unit $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
 	  -m 'not soak and not processes' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md

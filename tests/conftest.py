@@ -39,6 +39,7 @@ from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
 from tests import chromium, polling
+from tests.no_sync import write_without_sync
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -48,15 +49,18 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 # Tests may move HOME; the jars and the class archive are fetched and made once.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
 
+write_without_sync()
+
 # Brokers of tests start often and move few records: a start without the optimising compiler takes half the CPU.
-dev_kafka.JVM_OPTIONS.append("-XX:TieredStopAtLevel=1")
+dev_kafka.JVM_OPTIONS[:] = ["-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 # Workers look for free ports apart: a server listens a while after its port was found free.
-process.PORTS = process.PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2 :: 2]
+process.PORTS = process.PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4 :: 4]
 
-# An example's time says how busy the machine is, not whether the law holds. `make test` tries the same few examples
-# each time, and `make soak` many others.
-settings.register_profile("test", deadline=None, derandomize=True, max_examples=50)
+# An example's time says how busy the machine is, not whether the law holds. `make unit` and `make test` try the same
+# few examples each time, and `make soak` many others.
+settings.register_profile("unit", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("test", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
@@ -87,8 +91,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
 
-    One worker waits for Airflow while the other computes with Spark. No session's Airflow or Spark starts twice; every
-    other file is a group of its own.
+    One worker waits for Airflow while others compute with Spark: one for the tests that request it, one for acceptance.
+    Every other file is a group of its own. The last groups are the files of unit tests, so the workers end together.
     """
     for item in items:
         if not is_in_turn(item):
@@ -131,8 +135,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def group_of(item: pytest.Item) -> str:
+    file = item.nodeid.partition("::")[0]
+    if file.startswith("tests/acceptance/"):
+        return file  # its Airflow has no scheduler
     fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), item.nodeid.partition("::")[0])
+    return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), file)
 
 
 @pytest.fixture(scope="session")
@@ -203,6 +210,15 @@ def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "frazil-home"
     monkeypatch.setenv("FRAZIL_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays decode here instead of in a child process, which takes a second to start."""
+    from frazil.dead_letters import replay  # tests that replay nothing start without it
+
+    stage = replay.stage
+    monkeypatch.setattr(replay, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Backend)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", address)

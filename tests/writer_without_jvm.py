@@ -12,6 +12,9 @@ MAIN = CHECKOUT / "spark_apps" / "write_stream.py"
 
 def main(*, without_jvm: bool = True, program: Path = MAIN) -> None:
     """Run it, or the program of a shared application, with this process's arguments."""
+    from tests.no_sync import write_without_sync  # run as a program, it finds `tests` only now
+
+    write_without_sync()
     if without_jvm:
         from frazil.stream import spark_engine  # a writer imports it as late
         from tests.in_process_engine import InProcessEngine

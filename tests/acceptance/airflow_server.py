@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.no_sync import write_without_sync
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER = "ANSWER "
 
@@ -103,6 +105,7 @@ class StillWaitingError(BaseException):
 
 
 def _serve(home: Path) -> None:
+    write_without_sync()
     server = _Server(home)
     for line in sys.stdin:
         do, arguments = json.loads(line)

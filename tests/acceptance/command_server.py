@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from tests.no_sync import write_without_sync
 from tests.polling import eventually
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -150,6 +151,7 @@ class CommandServer:
 def _serve() -> None:
     for module in IMPORTED:
         import_module(module)
+    write_without_sync()
     children: dict[int, str] = {}
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.no_sync import write_without_sync
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 CALL_S = 250
 PRELOADED = [
@@ -91,6 +93,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], log: str) -> 
         os.dup2(said, descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    write_without_sync()
     settings = importlib.import_module("airflow.settings")
     settings.configure_vars()
     settings.configure_orm()

@@ -210,6 +210,7 @@ def sell() -> int:
     return snapshot.snapshot_id
 
 
+@pytest.mark.rotates(2)
 def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
     parent_id = ran["submitted.parents"].splitlines()[0]
     assert re.fullmatch(r"default/frazil_daily_sales\.aggregate/[0-9a-f-]{36}", parent_id)

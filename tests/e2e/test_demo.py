@@ -100,6 +100,7 @@ def test_an_interrupt_while_parts_start_leaves_no_process_behind(
     assert left_behind(frazil_home) == []
 
 
+@pytest.mark.rotates(3)
 def test_a_demo_after_a_killed_one_ends_what_was_left_and_starts_afresh(
     frazil_home: Path, ports: tuple[str, ...]
 ) -> None:

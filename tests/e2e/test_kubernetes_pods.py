@@ -88,7 +88,7 @@ def kubernetes() -> Iterator[tuple[Api, str]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield api, f"k8s://http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 

@@ -64,7 +64,7 @@ from frazil.airflow import PartitionCompleteSensor, daily_dags, partition_dags
 
 HERE, APPS = Path(os.environ["FRAZIL_STREAMS"]).parent, Path(os.environ["FRAZIL_TEST_CHECKOUT"]) / "spark_apps"
 STREAMS = HERE / "streams"
-globals().update(partition_dags(STREAMS, expectations=HERE / "expectations", every=timedelta(seconds=3)))
+globals().update(partition_dags(STREAMS, expectations=HERE / "expectations", every=timedelta(seconds=6)))
 globals().update(daily_dags(HERE / "aggregations", streams=STREAMS, application=APPS / "aggregate_daily.py"))
 
 with DAG("reader", schedule=None) as reader:
@@ -140,6 +140,7 @@ def failed_run(client: AirflowClient, said: str) -> tuple[str, str] | None:
     return None
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(1200)
 def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_again(
     airflow: EmbeddedAirflow, tmp_path: Path

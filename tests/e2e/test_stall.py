@@ -6,14 +6,18 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
+from frazil.stream import stall as module
 
 
 def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
-    stream: Any, event: Callable[[int], bytes], eventually: Any
+    stream: Any, event: Callable[[int], bytes], eventually: Any, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(module, "MIN_STALL_MS", 8_000)
     stream.declare("commit: {interval: 2s}\n")
     numbers = itertools.count(1)
     seen: list[Stall] = []

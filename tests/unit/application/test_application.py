@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.application import application as module
+from frazil.application import engine
 from frazil.application.application import WriterApplication
 from frazil.application.daemon_threads import DaemonThreads
 from frazil.application.engine import SharedEngine
@@ -127,6 +128,8 @@ class Shared:
 def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:  # noqa: ARG001
     monkeypatch.setattr(module, "Writer", FakeWriter)
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(engine, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(FakeWriter, "orders", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "starts", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "hangs", set(), raising=False)

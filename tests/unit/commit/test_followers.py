@@ -433,7 +433,9 @@ def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Rout
     assert (routed.offsets(ORDERS), routed.offsets("demo.events")) == ([0, 2], [1])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=max(10, settings().max_examples // 8), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(
         st.tuples(

@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 @given(batches=batches, spec=st.sampled_from([BY_BUCKET, BY_REGION, WHOLE]), parallelism=st.integers(1, 3))
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=max(6, settings().max_examples // 16), phases=[Phase.explicit, Phase.generate])
 def test_the_table_is_what_the_changes_make(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
         after.callback(setattr, merge_plan, "SPLIT_BYTES", merge_plan.SPLIT_BYTES)

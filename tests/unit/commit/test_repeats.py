@@ -118,7 +118,7 @@ class Killed(BaseException):
 
 
 @given(batches=arrivals, spec=st.sampled_from([BY_HOUR, BY_BUCKET, WHOLE]), parallelism=st.integers(1, 3))
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=max(6, settings().max_examples // 16), phases=[Phase.explicit, Phase.generate])
 def test_the_table_has_what_the_rule_keeps_of_all_rows_in_their_order(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
         for name in ("SPLIT_BYTES", "SHARE_BYTES"):

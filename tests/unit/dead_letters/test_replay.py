@@ -127,12 +127,6 @@ def write(
     committer.commit(batch)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode without a child process, which is another test's matter."""
-    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
-
-
 def dead_letters(live: Any) -> dict[int, tuple[str, int | None]]:
     found = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert len({r["kafka_offset"] for r in found}) == len(found)
@@ -480,6 +474,11 @@ def killed_at(step: int, *, after: bool = False) -> Iterator[Counter[str]]:
         yield made
 
 
+def in_turns(steps: int) -> list[Any]:
+    """Return all steps of a replay: each commit tries the first, the end, and a quarter of the others."""
+    return [0, *(pytest.param(step, marks=pytest.mark.rotates(4)) for step in range(1, steps)), steps]
+
+
 def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:
     """Replay all letters, and die at that change if there is one: then True."""
     with killed_at(step, after=after):
@@ -491,7 +490,7 @@ def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("step", range(STEPS_MADE + 1))
+@pytest.mark.parametrize("step", in_turns(STEPS_MADE))
 def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
     live: Any,
     in_this_process: None,  # noqa: ARG001

@@ -26,18 +26,16 @@ from frazil.commit.backfill_marker import BackfillState, branch_name, read_backf
 from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.history import Period
 from frazil.commit.opened import open_stream
-from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
 from frazil.ingest.contract import Target
-from frazil.ingest.stage import stage
 from frazil.spec.load import load_stream
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
-from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, is_killed
+from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, in_turns, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
 """Kinds of the records that are letters; the last of them is still no JSON."""
@@ -95,9 +93,7 @@ def check_audit(made: MadeRoute) -> None:
 
 
 @pytest.fixture
-def made(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
-    # A child process that decodes is another test's matter.
-    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+def made(frazil_home: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
     monkeypatch.setattr(routes, "SETTLE_TIMEOUT_S", 0.0)
     route = {"by": "field", "name": "kind", "tables": {"order": ORDERS}, "template": "shop.raw_{value}"}
     found = Shop(shop(route={**route, "allow": ["a", "new"]}), time.time_ns() // 1_000_000)
@@ -125,14 +121,8 @@ STEPS_MADE = 45
 """Number of changes of one replay that outlive its process."""
 
 
-SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
-"""Steps that each run tries; the others are those of soak."""
-
-
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(
-    "step", [n if n in SOME else pytest.param(n, marks=pytest.mark.soak) for n in range(STEPS_MADE + 1)]
-)
+@pytest.mark.parametrize("step", in_turns(STEPS_MADE))
 def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
     made: Shop, step: int, after: bool
 ) -> None:

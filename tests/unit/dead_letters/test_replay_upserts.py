@@ -41,7 +41,6 @@ from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, SpecError, StaleBatch
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
-from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import Undecided
@@ -49,7 +48,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.stream import stream_state
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
-from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, is_killed
+from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, in_turns, is_killed
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -213,11 +212,9 @@ def live(
     tmp_path: Path,
     declared_stream: Callable[..., Any],
     frazil_home: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
+    in_this_process: None,  # noqa: ARG001
     partition: str,
 ) -> World:
-    # A child process that decodes is another test's matter.
-    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
     stream.declare(DECLARED)
     declaration = stream.streams / "events.yaml"
@@ -479,7 +476,7 @@ STEPS_MADE = 22
 
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("step", range(STEPS_MADE + 1))
+@pytest.mark.parametrize("step", in_turns(STEPS_MADE))
 def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_dead_letter_once(
     live: World, step: int, after: bool
 ) -> None:

@@ -1,0 +1,7 @@
+"""Laws have the SQL catalog of unit tests."""
+
+from __future__ import annotations
+
+from tests.unit.conftest import _plain_catalog
+
+__all__ = ["_plain_catalog"]

@@ -1,0 +1,34 @@
+"""A failed test is run once more, alone: it is named as flaky if it passes then, and fails the run all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TESTS = """
+from pathlib import Path
+
+def test_first_time():
+    ran = Path(__file__).with_name("ran")
+    again = ran.exists()
+    ran.touch()
+    assert again, "it had never run"
+"""
+
+
+@pytest.mark.processes
+def test_a_test_that_passes_alone_is_named_as_flaky_with_its_first_output_and_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_made.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.run_again", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
+        environment.pop(name, None)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    flaky = done.stdout.partition("FLAKY: it passed alone  test_made.py::test_first_time")[2]
+    assert "it had never run" in flaky
