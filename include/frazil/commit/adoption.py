@@ -21,6 +21,7 @@ from frazil.spec.units import counted
 from frazil.table.branches import head_of
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
+_PREFIXES = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
 FORMAT_VERSION = 1
 
 
@@ -90,6 +91,12 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
             if any(topic_ids.get(topic) == topic_id for topic, topic_id in source.topic_ids.items()):
                 return name.removeprefix(FORGOTTEN_PREFIX)
     return None
+
+
+def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
+    """Return the other streams that write to this table, and those that were forgotten and may have written to it."""
+    names = {name.removeprefix(prefix) for name in properties for prefix in _PREFIXES if name.startswith(prefix)}
+    return names - {stream}
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:

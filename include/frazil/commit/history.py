@@ -131,6 +131,16 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
     return None
 
 
+def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
+    """Return how many rows merges of other streams deleted from main; None if a part of main's history has expired."""
+    deleted = sequence_number = 0
+    for snapshot in ancestors(metadata):
+        summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0
+        if summary and stream not in {summary.get("frazil.stream"), summary.get("frazil.backfill-stream")}:
+            deleted += merge_counts(summary).get("deleted", 0)
+    return deleted if sequence_number <= 1 else None
+
+
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
     """Return the counts of a merge from a snapshot's summary; empty for the summary of another program."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
