@@ -64,7 +64,8 @@ class Claims:
 
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
     """Read the commit record of every committed batch, and the records of published backfills."""
-    live = [record for record in journals.records() if _is_committed(record.key, marker)]
+    records = journals.records(table_uuid=metadata.table_uuid)
+    live = [record for record in records if _is_committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
     claimed = _sum_claims(journals, marker, metadata, live, backfills)
     return dataclasses.replace(claimed, gone=tuple(_missing_record_paths(journals, marker, metadata, live)))
@@ -113,7 +114,8 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
             else:
                 batches.append(record)
     if _history_begins_ms(metadata) > window.from_ms:
-        batches += _records_before_history(journals, marker, oldest, window)
+        records = journals.records(newest_first=True, below=oldest, table_uuid=metadata.table_uuid)
+        batches += _records_before_history(records, marker, window)
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = list(published_records(journals, metadata, marker.stream, window=window))
     claimed = _sum_claims(journals, marker, metadata, batches, backfills)
@@ -143,11 +145,9 @@ def _count_repeats(journals: JournalStore, metadata: TableMetadata, batches: Seq
     return sum(merge_counts(summaries[path]).get("repeated", 0) for path in paths)
 
 
-def _records_before_history(
-    journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
-) -> Iterator[Journal]:
-    """Yield the period's commit records that are older than `oldest`, the oldest batch in the history, newest first."""
-    for record in journals.records(newest_first=True, below=oldest):
+def _records_before_history(records: Iterable[Journal], marker: Marker, window: Period) -> Iterator[Journal]:
+    """Yield the period's commit records. `records` are those from before the history, newest first."""
+    for record in records:
         if not _is_committed(record.key, marker):
             continue
         if record.created_at_ms in window:

@@ -171,7 +171,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     before = e.rows.seen & offset_bitmap(0, begin)
     sentence = f"{counted(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
     yield _finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
-    unclaimed = e.rows.seen - claimed - before
+    unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
     rows = counted(len(unclaimed), "row")
     sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {at_offsets(unclaimed)}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
@@ -371,8 +371,8 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     again = covered_offsets(e.rewritten)
     yield _finding(
         e, FindingKind.NOT_COMPARED, len(again),
-        f"{counted(len(again), 'offset', 'was|were')} assigned to a second record after Kafka's log was truncated, and "
-        f"may be in the table twice: {_format_offsets(again)}",
+        f"{counted(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was truncated "
+        f"or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)

@@ -273,7 +273,7 @@ def _add_other_claims(
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
     """Whether the marker or the oldest commit record has another id for a topic of the audited ranges."""
-    oldest = next(run.tables.journals.records(), None)
+    oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
     return any(source.topic_ids.get(topic, id_) != id_ for source in sources for topic, id_ in ids)

@@ -111,11 +111,13 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
     return None
 
 
-def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
+def first_offsets(
+    metadata: TableMetadata, journals: JournalStore
+) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
     """Return the first offset of each topic-partition and their source (None without one). Reads all records."""
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
-    for record in journals.records():
+    for record in journals.records(table_uuid=metadata.table_uuid):
         source = source or record.source
         for p in record.progress:
             first.setdefault(p.topic_partition, p.start)

@@ -105,7 +105,7 @@ def before_reset(tables: StreamTables) -> BeforeReset:
         record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
     except RolledBack as error:
         return BeforeReset(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
-    held, source = (record.offsets_after, record.source) if record else first_offsets(tables.journals)
+    held, source = (record.offsets_after, record.source) if record else first_offsets(table.metadata, tables.journals)
     return BeforeReset(marker, text, held, source, rolled_back=rolled_back)
 
 

@@ -112,7 +112,7 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
 
 
-def replace(location: Path | None, *rows: object) -> str:
+def replace(location: Path | str | None, *rows: object) -> str:
     """Drop the table as another engine does, and create it again; returns the folder of the first."""
     catalog = load_catalog(None)
     first = catalog.load_table("demo.made")
@@ -146,8 +146,11 @@ def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_aga
     assert "is clean" in call(tmp_path, "audit", "made")
 
 
-def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(made: MadeStream, tmp_path: Path) -> None:
-    replace(tmp_path / "elsewhere")
+@pytest.mark.parametrize("folder", ["elsewhere", None])
+def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(
+    made: MadeStream, tmp_path: Path, folder: str | None
+) -> None:
+    replace(folder and tmp_path / folder)
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
     assert lost_or_replaced(made.spec, load_stream_table(made.spec)) is None
