@@ -104,6 +104,24 @@ def test_what_lies_before_a_stream_lands_once_beside_what_it_has(stream: Any, de
     assert is_right(stream)
 
 
+def test_the_repeats_that_a_backfill_and_a_replay_dropped_are_counted(stream: Any, declare: Any, frazil: Any) -> None:
+    stream.produce(OLD)
+    declare(DEDUPE, start=True)
+    stream.produce([*NEW, b'{"id": 5, "at": 1704067209}', b'{"id": 8, "at": 1704067209}'])
+    stream.catch_up()
+    backfilled(stream)
+    audited = frazil("audit", "events")
+    assert audited.returncode == 0, audited.stdout
+    path = stream.streams / "events.yaml"
+    path.write_text(path.read_text().replace("event-time: at", "event-time: {column: at, unit: s}"))
+    assert "1 dead letter is a row now; 1 repeated a row" in frazil("dlq", "replay", "events").stdout
+    audited = frazil("audit", "events")
+    assert audited.returncode == 0, audited.stdout
+    load_catalog(None).load_table("test.events").delete("id = 3")
+    lost = frazil("audit", "events")
+    assert (lost.returncode, "1 row is missing" in lost.stdout) == (1, True), lost.stdout
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_deleted_rows_come_back(stream: Any, declare: Any, kind: str) -> None:
     more, expected = KINDS[kind]

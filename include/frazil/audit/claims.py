@@ -12,8 +12,14 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
-from frazil.commit.backfill_records import BackfillRecord, chunk_topic_ids, committed_chunks, published_records
-from frazil.commit.history import Period, ancestors, commit_records, merge_counts, skipped_ranges
+from frazil.commit.backfill_records import (
+    BackfillRecord,
+    chunk_topic_ids,
+    committed_chunks,
+    published_records,
+    record_path,
+)
+from frazil.commit.history import Period, ancestors, ancestors_and_kept, commit_records, merge_counts, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.ingest.contract import is_routed
@@ -40,7 +46,7 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows. They lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None after a backfill, or once a snapshot with that number has expired.
+    """Number of records dropped as repeats; None once a snapshot with that number has expired.
 
     Leaves out batches whose loss an operator accepted after a rollback.
     """
@@ -135,11 +141,12 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
     return [batch for batch in batches if not is_lost(batch)] if lost else [*batches]
 
 
-def _count_repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
-    if not batches:
-        return 0
-    summaries = {path: snapshot.summary for snapshot, path in commit_records(metadata, batches[0].stream)}
+def _count_repeats(
+    journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
+) -> int | None:
+    summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
     paths = [journals.path(batch.key) for batch in batches]
+    paths += [record_path(journals, record.backfill.id) for record in backfills]
     if any(path not in summaries for path in paths):
         return None
     return sum(merge_counts(summaries[path]).get("repeated", 0) for path in paths)
@@ -207,8 +214,6 @@ def _sum_claims(
             )
     by_tp = {tp: tuple(of) for tp, of in ranges.items()}
     replayed = _replayed_offsets(journals, backfills)
-    claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed, repeats=None)
-    if backfills:
-        return claimed
+    claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed)
     kept = _batches_without_accepted_losses(live, claimed, marker)
-    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept))
+    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))

@@ -301,13 +301,14 @@ def compare_repeats(
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    records = sum(_highest(group, lambda r: r.records) for e in evidence for group in e.groups)
+    records = sum(_highest(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
     if not counts_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
         sentence = (
             f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats, or missing rows. How many "
-            "repeats were dropped is unknown after a reset, a rollback or a backfill, or once snapshots have expired. "
+            "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
+            "snapshots have expired. "
             "To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
