@@ -262,6 +262,26 @@ def test_a_delete_of_a_value_that_has_no_table_makes_none(stream: Any, declare: 
     assert is_right(stream)
 
 
+def test_rows_of_an_earlier_declaration_of_the_route_are_not_wrong_after_a_backfill(stream: Any, declare: Any) -> None:
+    declare(ROUTE)
+    stream.produce([record(number, "a", number) for number in range(4)])
+    stream.catch_up()
+    declare(ROUTE.replace("test.a", "test.other"))
+    stream.produce([record(number, "a", number) for number in range(4, 8)])
+    stream.catch_up()
+    load_catalog(None).load_table("test.other").delete("id = 6")
+    backfilled(stream)
+    assert (rows("test.a"), rows("test.other")) == ([(n, n) for n in range(4)], [(n, n) for n in range(4, 8)])
+    found = audit(stream.spec, window=None, with_source=True)
+    assert (found.wrong, found.complete) == ((), False), found.findings
+    (said,) = (f.sentence for f in found.findings if f.where == "test.a")
+    assert said.endswith("at offsets 0 to 3. An earlier declaration of the route may have written them")
+    moved = load_catalog(None).load_table("test.other").scan("id = 5").to_arrow()
+    load_catalog(None).load_table("test.other").delete("id = 5")
+    load_catalog(None).load_table("test.a").append(moved)
+    assert not is_right(stream)
+
+
 def test_changes_are_not_put_beside_rows_of_a_former_route(stream: Any, declare: Any) -> None:
     declare(UPSERT)
     stream.produce([record(1, "a", 1)])

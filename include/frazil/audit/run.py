@@ -30,6 +30,7 @@ from frazil.audit.routed import (
     count_tables,
     not_counted,
     routed_rows,
+    row_counts,
     unread_rows,
 )
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
@@ -118,7 +119,8 @@ class _Run:
             for e in evidence
             if e.kafka and e.kafka.offsets
         }
-        return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
+        placed, counts = self.place(self.table, self.marker, spans), row_counts(default, routed, claimed, replays)
+        return compare_places(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
         """Tally the dead letters as they will be once the last published backfill or replay has ended.

@@ -231,7 +231,8 @@ def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_co
         rows = merge_tallies([home, orders])[SHOP]
         evidence = Evidence("shop", 0, 5, "id-1", ranges, rows, OffsetTally(), InKafka(0, offset_bitmap(0, 5)))
         routed = [RoutedRows("shop.orders", orders)]
-        found.append([*compare_places([evidence], ("shop.other", home), routed, placed)])
+        counts = {"shop.other": (3, 2), "shop.orders": (2, 3)}
+        found.append([*compare_places([evidence], ("shop.other", home), routed, placed, counts)])
     assert [(f.kind, f.where, f.count, f.sentence) for of in found for f in of] == [
         (
             FindingKind.MISCOUNTED,
