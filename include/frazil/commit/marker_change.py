@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.adoption import forgotten_ends, row_count
+from frazil.commit.adoption import FORGOTTEN_PREFIX, forgotten_ends, row_count
 from frazil.commit.committer import dead_letter_ends
 from frazil.commit.followers import NO_BATCH
 from frazil.commit.history import ancestors
@@ -39,13 +39,14 @@ from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
-from frazil.commit.waiting_files import Note, is_waiting, load_note, write_note
-from frazil.errors import MarkerUnreadable, RolledBack, WriterBusy
+from frazil.commit.waiting_files import Note, load_note, write_note
+from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
 from frazil.table.lost import check_own_folder
+from frazil.table.remains import other_table
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -137,11 +138,18 @@ def forget(tables: StreamTables, *, state: str) -> int:
     """Remove the stream's markers from all tables, then its objects under `state`. Returns their number.
 
     From the first marker on, a writer is fenced on any host. Rows are kept; those of open windows move to main.
-    Unreferenced staged files become orphans. Commit records, and rows that wait, of a former table in the folder are
-    kept. Raises TableLost, before any change, if another table of the catalog has the same folder.
+    Unreferenced staged files become orphans. Commit records of a former table in the folder are kept. Raises TableLost,
+    before any change, if another table has the same folder, unless the catalog knows that it was the stream's.
     """
     main = tables.main.refresh()
     check_own_folder(main.catalog, main)
+    other = other_table(tables.store, main)
+    if other and not _is_own_catalog(tables, {other.uuid, str(main.metadata.table_uuid)}):
+        raise TableLost(
+            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}. "
+            f"The commit records of stream {tables.stream!r} in this folder may belong to that table. If the catalog "
+            "was replaced, configure the right catalog. If that table was dropped, delete its metadata by hand"
+        )
 
     def waiting_to_main(table: Table) -> BranchChange | None:
         return (
@@ -151,13 +159,17 @@ def forget(tables: StreamTables, *, state: str) -> int:
     for handle in tables.targets.values():
         change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
     kept = tables.journals.paths_of_other_tables(str(main.metadata.table_uuid))
-    objects = [
-        file.path
-        for file in tables.store.list_files(state)
-        if file.path not in kept and not (kept and is_waiting(tables, file.path))
-    ]
+    objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
     tables.store.delete(objects)
     return len(objects)
+
+
+def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
+    """Return whether the dead-letter table shows that the stream wrote one of these tables, or was forgotten."""
+    properties = tables.dead_letters.refresh().metadata.properties
+    marker = try_read_marker(properties, tables.stream)
+    wrote = marker is not None and marker.own_table is not None and marker.own_table.uuid in uuids
+    return wrote or FORGOTTEN_PREFIX + tables.stream in properties
 
 
 def forget_dead_letters(tables: StreamTables) -> None:

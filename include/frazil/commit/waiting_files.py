@@ -57,11 +57,7 @@ class Note:
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
-    return is_waiting(tables, file.path)
-
-
-def is_waiting(tables: StreamTables, path: str) -> bool:
-    return bare_path(path).startswith(f"{bare_path(tables.waiting_folder())}/")
+    return bare_path(file.path).startswith(f"{bare_path(tables.waiting_folder())}/")
 
 
 def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:

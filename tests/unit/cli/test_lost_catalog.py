@@ -156,6 +156,19 @@ def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(
     assert lost_or_replaced(made.spec, load_stream_table(made.spec)) is None
 
 
+def test_a_stream_is_not_forgotten_in_a_catalog_that_took_the_place_of_its_own(
+    made: MadeStream, tmp_path: Path, frazil_home: Path
+) -> None:
+    tables = [handle.refresh() for handle in (made.tables.main, made.tables.dead_letters)]
+    put_aside(frazil_home)
+    load_catalog(None).create_namespace("demo")
+    for table in tables:
+        load_catalog(None).create_table(".".join(table.name()), table.schema(), location=table.location())
+    assert "is the metadata of another table" in refused(tmp_path, "forget", "made", "--yes")
+    put_aside(frazil_home, back=True)
+    call(tmp_path, "audit", "made")
+
+
 def test_a_dropped_table_whose_dead_letters_know_the_stream_is_not_one_that_never_began(
     made: MadeStream, tmp_path: Path
 ) -> None:
