@@ -214,6 +214,37 @@ def test_an_accepted_loss_is_a_note_in_the_audit_of_each_mode(
     assert frazil("audit", stream.name, "--source").returncode == 1
 
 
+@pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
+def test_an_accepted_loss_of_offsets_that_were_committed_twice_before_is_accepted(
+    stream: Any, events: Any, frazil: Frazil, mode: str
+):
+    stream.declare(f"{mode}commit: {{interval: 1s}}\n")
+
+    def land(start: int) -> None:
+        stream.produce(events(range(start, start + 8)))
+        stream.catch_up()
+
+    def reset(*to: str) -> None:
+        assert frazil("reset", stream.name, *to, "--yes").returncode == 0
+
+    land(0)
+    first = stream.table().current_snapshot().snapshot_id
+    land(8)
+    reset("--to", "offsets", "--offsets", json.dumps({stream.topic: {"0": 8}}))
+    land(16)
+    stream.table().manage_snapshots().rollback_to_snapshot(first).commit()
+    reset("--to", "marker")
+    land(24)
+    assert stream.ids() == [*range(8), *range(24, 32)]
+    audit = frazil("audit", stream.name, "--source")
+    assert (audit.returncode, audit.stdout.count("OFF")) == (0, 0), audit.stdout
+    reset("--to", "offsets", "--offsets", json.dumps({stream.topic: {"0": 8}}))
+    stream.catch_up()
+    assert stream.ids() == [*range(32)]
+    stream.table().delete("id = 9")
+    assert frazil("audit", stream.name, "--source").returncode == 1
+
+
 def _make_topic_again(stream: Any, kafka: Any) -> None:
     admin = kafka.admin()
     admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)

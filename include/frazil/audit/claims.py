@@ -130,7 +130,10 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
     current = claimed.of_topics(marker.source.topic_ids)
-    lost = {tp: accepted_loss(current.get(tp, ()), spans) for tp, spans in marker.given_up.items()}
+    lost = {
+        tp: accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
+        for tp, spans in marker.given_up.items()
+    }
 
     def is_lost(batch: Journal) -> bool:
         read = [p for p in batch.progress if p.start < p.end]
@@ -174,9 +177,11 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
     return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
 
 
-def _backfill_chunks(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
+def _backfill_chunks(
+    journals: JournalStore, backfills: Iterable[BackfillRecord]
+) -> Iterator[tuple[Journal, bool, None]]:
     whole = (record for record in backfills if not record.backfill.replays)
-    return ((chunk, record.selects) for record in whole for chunk in committed_chunks(journals, record.backfill))
+    return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
 
 def _replayed_offsets(
@@ -200,7 +205,8 @@ def _sum_claims(
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     routed: Counter[str] = Counter()
     landed = rejected = batches = 0
-    for record, selects in chain(((record, False) for record in live), _backfill_chunks(journals, backfills)):
+    batches_read = ((record, False, record.key.epoch) for record in live)
+    for record, selects, epoch in chain(batches_read, _backfill_chunks(journals, backfills)):
         batches += 1
         landed, rejected = landed + record.records, rejected + record.rejected
         for file in record.files:
@@ -208,10 +214,9 @@ def _sum_claims(
                 routed[file.target] += file.records
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
-            epoch = record.leader_epochs.get(p.topic_partition)
-            ranges[p.topic_partition].append(
-                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, leader_epoch=epoch)
-            )
+            leader = record.leader_epochs.get(p.topic_partition)
+            claim = CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, epoch, leader)
+            ranges[p.topic_partition].append(claim)
     by_tp = {tp: tuple(of) for tp, of in ranges.items()}
     replayed = _replayed_offsets(journals, backfills)
     claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed)

@@ -327,7 +327,8 @@ def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
 
 def _without_accepted(e: Evidence) -> Evidence:
     """Leave out the ranges that lie within a loss that an operator accepted."""
-    lost = accepted_loss((r for r in e.ranges if r.topic_id == e.topic_id), e.given_up)
+    current = [r for r in e.ranges if r.topic_id == e.topic_id]
+    lost = accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:
         return e
     return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))

@@ -198,7 +198,7 @@ def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Mark
     that were skipped, and those whose loss an operator accepted.
     """
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
-    lost = accepted_loss(ranges, marker.given_up.get(tp, ()))
+    lost = accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
     return (up_to_marker if every.gone else up_to_marker & claimed_offsets(ranges)) - lost
 

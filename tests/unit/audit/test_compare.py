@@ -311,6 +311,16 @@ def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note()
     evidence = Evidence(
         "t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(0, 100, 2)), OffsetTally(), rewritten=((50, 60),)
     )
+@pytest.mark.parametrize(("epochs", "notes"), [((1, 2), 0), ((1, 3), 1), ((1, None), 1)])
+def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_given_up(
+    epochs: tuple[int, int | None], notes: int
+):
+    """An epoch from that of the reset on, or a backfill, committed them again."""
+    again = tuple(CommittedRange(10, 20, 10, 0, TOPIC_ID, epoch=epoch) for epoch in epochs)
+    lost = replace(of_dedupe(8), ranges=(*of_dedupe(8).ranges, *again), given_up=((10, 20),), given_up_epoch=3)
+    assert len(compare_repeats([lost], 2, stream="s")) == notes
+
+
     assert [(f.kind, f.count) for f in compare(evidence)] == [(FindingKind.NOT_COMPARED, 10)]
 
 
