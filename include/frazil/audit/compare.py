@@ -412,20 +412,31 @@ def _format_offsets(offsets: BitMap64) -> str:
 
 
 def compare_counts(  # noqa: PLR0913 - each number is an argument
-    *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0, declared: bool = False
+    *,
+    rows: int,
+    claimed: int,
+    other_streams: int,
+    stream: str,
+    forgotten: int = 0,
+    adopted: int = 0,
+    declared: bool = False,
 ) -> tuple[Finding, ...]:
     """Compare the number of rows with the commit records, for a stream without Kafka coordinates.
 
-    `adopted` is the number of rows that the table had before the stream. With `declared`, the declaration has
+    `other_streams` write to the table, and `forgotten` ones may have left rows in it. `adopted` is the number of rows
+    that the table had before the stream. With `declared`, the declaration has
     coordinates although the table does not.
     """
     where = "its table does not have the columns" if declared else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
     found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]
-    if other_streams:
-        sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
-        found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))
-    elif rows != claimed + adopted:
+    is_equal = rows == claimed + adopted
+    if others := other_streams or (0 if is_equal else forgotten):
+        sentence = (
+            f"{counted(others, 'other stream')} wrote to the table: its rows cannot be counted against this one's"
+        )
+        found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
+    elif not is_equal:
         before = f", next to {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))

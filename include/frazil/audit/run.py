@@ -33,10 +33,11 @@ from frazil.audit.routed import (
     row_counts,
     unread_rows,
 )
+from frazil.commit.adoption import other_streams
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.history import Period, ancestors
 from frazil.commit.journal import parse_key
-from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
+from frazil.commit.marker import Fate, Marker, open_branch, property_name, read_marker
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
@@ -365,13 +366,14 @@ def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple
     tables = counted(len(claimed.routed), "routed table", "was|were")
     sentence = f"{tables} not counted, because the stream stores no Kafka coordinates"
     notes = (Finding(FindingKind.NOT_COMPARED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
-    others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
+    others = other_streams(properties, stream=stream)
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
     found = compare_counts(
         rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
         claimed=claimed.records - sum(claimed.routed.values()),
         adopted=run.marker.adopted_rows,
-        other_streams=len(others),
+        other_streams=sum(property_name(name) in properties for name in others),
+        forgotten=len(others),
         stream=stream,
         declared=declared,
     )

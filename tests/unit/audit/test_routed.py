@@ -185,6 +185,18 @@ def test_without_coordinates_the_default_table_alone_is_counted_and_that_is_repo
     assert "1 routed table was not counted" in found.findings[0].sentence
 
 
+def test_without_coordinates_rows_may_be_those_of_a_stream_that_was_forgotten(made: MadeRoute) -> None:
+    made.run({"main": 2})
+    table = made.tables.main.refresh()
+    table.append(table.scan().to_arrow())
+    assert [f.kind for f in audit_stream(made.tables, coordinates=False).wrong] == [FindingKind.MISCOUNTED]
+    with table.transaction() as change:
+        change.set_properties({"frazil.forgotten.others": "{}"})
+    found = audit_stream(made.tables, coordinates=False)
+    assert (found.wrong, found.complete) == ((), False)
+    assert any("1 other stream wrote to the table" in f.sentence for f in found.findings)
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_whatever_batches_there_were_all_is_well_followed_or_not(made: MadeRoute, *, follows: bool) -> None:
     chance = Random(follows)
