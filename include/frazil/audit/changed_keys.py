@@ -77,7 +77,7 @@ def changed_keys(  # noqa: PLR0913 - each source is an argument
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
     """Return the rows of other topics. Without coordinates, any row of a shared table may be one of them."""
     if TOPIC not in rows.column_names:
-        return rows if shared else rows.slice(0, 0)
+        return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
     return rows.filter(pc.invert(own))
 
