@@ -308,8 +308,7 @@ def compare_repeats(
         sentence = (
             f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats, or missing rows. How many "
             "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
-            "snapshots have expired. "
-            "To compare with Kafka's records, use `--source`"
+            "snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows

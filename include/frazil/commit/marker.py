@@ -87,7 +87,8 @@ class Marker:
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that served the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka assigned to a second record after losing the record that was read."""
+    """Offsets that Kafka assigned to a second record, after losing the record that was read or recreating the topic of
+    a forgotten stream."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The end offset of the table's records at the last reset, for topic-partitions that were recreated or truncated.
 
