@@ -48,7 +48,8 @@ class Claims:
     repeats: int | None = 0
     """Number of records dropped as repeats; None once a snapshot with that number has expired.
 
-    Leaves out batches whose loss an operator accepted after a rollback.
+    Also None for a period with backfills or replays. Leaves out batches whose loss an operator accepted after a
+    rollback.
     """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
@@ -125,7 +126,8 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = list(published_records(journals, metadata, marker.stream, window=window))
     claimed = _sum_claims(journals, marker, metadata, batches, backfills)
-    return dataclasses.replace(claimed, gone=tuple(gone), lost=tuple(lost))
+    repeats = None if backfills else claimed.repeats  # other periods may have records of the same offsets
+    return dataclasses.replace(claimed, gone=tuple(gone), lost=tuple(lost), repeats=repeats)
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:

@@ -321,7 +321,9 @@ def compare_repeats(
 
 def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
     """Whether commit records alone determine the number of rows of a stream with dedupe."""
-    return repeats is not None and all(counted_once(_without_accepted(e)) for e in evidence)
+    evidence = [_without_accepted(e) for e in evidence]
+    replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
+    return repeats is not None and not replays and all(map(counted_once, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:

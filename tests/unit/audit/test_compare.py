@@ -321,6 +321,12 @@ def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_gi
     assert len(compare_repeats([lost], 2, stream="s")) == notes
 
 
+def test_rows_of_a_period_whose_dead_letters_another_period_replayed_are_not_counted():
+    period = replace(of_dedupe(10), whole=False, replayed={TOPIC_ID: BitMap64([8])})
+    assert compare_repeats([period], 2, stream="s") == ()
+    assert wrong(compare_repeats([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
+
+
 def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():
     """Its chunk claims a record that a batch claims too."""
     ranges = (CommittedRange(0, 40, 40, 0, TOPIC_ID), CommittedRange(7, 8, 1, 0, TOPIC_ID))
