@@ -106,12 +106,13 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
     others = dict(_topic_ids(before))
     known = others.pop(cluster_id, {})
+    ends, own = _offsets(before), marker.offsets if marker else {}
     note = {
         "format": FORMAT_VERSION,
         "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": cluster_id,
         "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
-        "offsets": nest_by_topic({**_offsets(before), **(marker.offsets if marker else {})}),
+        "offsets": nest_by_topic({tp: max(ends.get(tp, 0), own.get(tp, 0)) for tp in ends.keys() | own.keys()}),
         **({"other-clusters": others} if others else {}),
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
