@@ -114,12 +114,12 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
 
 
-def replace(location: Path | str | None, *rows: object) -> str:
+def replace(location: Path | None, *rows: object) -> str:
     """Drop the table as another engine does, and create it again; returns the folder of the first."""
     catalog = load_catalog(None)
     first = catalog.load_table("demo.made")
     catalog.drop_table("demo.made")
-    again = catalog.create_table("demo.made", first.schema(), location=location and f"file://{location}")
+    again = catalog.create_table("demo.made", first.schema(), location=f"file://{location}" if location else None)
     if rows:
         again.append(first.scan().to_arrow())
     return first.location()
@@ -152,7 +152,7 @@ def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_aga
 def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(
     made: MadeStream, tmp_path: Path, folder: str | None
 ) -> None:
-    replace(folder and tmp_path / folder)
+    replace(tmp_path / folder if folder else None)
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
     assert lost_or_replaced(made.spec, load_stream_table(made.spec)) is None
