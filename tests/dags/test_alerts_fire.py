@@ -141,6 +141,21 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     assert over["active"] == []
 
 
+def test_runs_that_airflow_does_not_report_are_unknown_and_an_alert(
+    streams: Path, far: MadeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert far.mood is Mood.WELL
+    monkeypatch.setattr(measure, "kafka_lag", lambda *_: None)
+    begin_ms, store, found = clock.now_ms(), Store(), dict[str, Any]()
+    for number in range(3):
+        after_ms = number * HALF // timedelta(milliseconds=1)
+        monkeypatch.setattr(clock, "now_ms", lambda after_ms=after_ms: begin_ms + after_ms)
+        found = measure_all(streams, store, failed=lambda *_: None)
+    (said,) = [alert["sentence"] for alert in found["active"] if alert["rule"] == "unmeasured:frazil_maintenance"]
+    assert said.startswith("the state of the DAG frazil_maintenance cannot be read, so no alert about it fires: ")
+    assert not {alert["rule"] for alert in measure_all(streams, store)["active"]} & {"unmeasured:frazil_maintenance"}
+
+
 def test_an_unreachable_kafka_does_not_keep_an_old_commit_fresh(
     streams: Path, far: MadeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

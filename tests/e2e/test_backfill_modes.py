@@ -104,6 +104,24 @@ def test_what_lies_before_a_stream_lands_once_beside_what_it_has(stream: Any, de
     assert is_right(stream)
 
 
+def test_the_repeats_that_a_backfill_and_a_replay_dropped_are_counted(stream: Any, declare: Any, frazil: Any) -> None:
+    stream.produce(OLD)
+    declare(DEDUPE, start=True)
+    stream.produce([*NEW, b'{"id": 5, "at": 1704067209}', b'{"id": 8, "at": 1704067209}'])
+    stream.catch_up()
+    backfilled(stream)
+    audited = frazil("audit", "events")
+    assert audited.returncode == 0, audited.stdout
+    path = stream.streams / "events.yaml"
+    path.write_text(path.read_text().replace("event-time: at", "event-time: {column: at, unit: s}"))
+    assert "1 dead letter is a row now; 1 repeated a row" in frazil("dlq", "replay", "events").stdout
+    audited = frazil("audit", "events")
+    assert audited.returncode == 0, audited.stdout
+    load_catalog(None).load_table("test.events").delete("id = 3")
+    lost = frazil("audit", "events")
+    assert (lost.returncode, "1 row is missing" in lost.stdout) == (1, True), lost.stdout
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_deleted_rows_come_back(stream: Any, declare: Any, kind: str) -> None:
     more, expected = KINDS[kind]
@@ -242,6 +260,26 @@ def test_a_delete_of_a_value_that_has_no_table_makes_none(stream: Any, declare: 
     assert rows("test.of_b") == [(2, 2), (3, 3)]
     assert ("test", "of_d") not in load_catalog(None).list_tables("test")
     assert is_right(stream)
+
+
+def test_rows_of_an_earlier_declaration_of_the_route_are_not_wrong_after_a_backfill(stream: Any, declare: Any) -> None:
+    declare(ROUTE)
+    stream.produce([record(number, "a", number) for number in range(4)])
+    stream.catch_up()
+    declare(ROUTE.replace("test.a", "test.other"))
+    stream.produce([record(number, "a", number) for number in range(4, 8)])
+    stream.catch_up()
+    load_catalog(None).load_table("test.other").delete("id = 6")
+    backfilled(stream)
+    assert (rows("test.a"), rows("test.other")) == ([(n, n) for n in range(4)], [(n, n) for n in range(4, 8)])
+    found = audit(stream.spec, window=None, with_source=True)
+    assert (found.wrong, found.complete) == ((), False), found.findings
+    (said,) = (f.sentence for f in found.findings if f.where == "test.a")
+    assert said.endswith("at offsets 0 to 3. An earlier declaration of the route may have written them")
+    moved = load_catalog(None).load_table("test.other").scan("id = 5").to_arrow()
+    load_catalog(None).load_table("test.other").delete("id = 5")
+    load_catalog(None).load_table("test.a").append(moved)
+    assert not is_right(stream)
 
 
 def test_changes_are_not_put_beside_rows_of_a_former_route(stream: Any, declare: Any) -> None:

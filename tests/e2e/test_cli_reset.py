@@ -133,6 +133,30 @@ def test_a_delete_of_a_topic_made_again_removes_a_row_of_the_former_topic(stream
     assert stream.ids() == [0, 1, 2, 3, 4, 6]
 
 
+@pytest.mark.parametrize("mode", ["", "mode: upsert\nkey: id\norder-by: at\ndelete: tombstones\n"])
+def test_a_stream_that_was_forgotten_begins_again_on_a_topic_that_was_made_again(
+    stream: Any, events: Any, frazil: Frazil, kafka: Any, mode: str
+):
+    stream.declare(f"{mode}commit: {{interval: 1s}}\n")
+    stream.produce(events(range(8)))
+    stream.catch_up()
+    assert frazil("forget", stream.name, "--yes").returncode == 0
+    _make_topic_again(stream, kafka)
+    assert frazil("adopt", stream.name, "--yes").returncode == 0
+    producer = Producer({"bootstrap.servers": stream.bootstrap, "max.in.flight": 1})
+    if mode:
+        producer.produce(stream.topic, None, key=json.dumps({"id": 7}), partition=0)
+    for value in events(range(8, 12)):
+        producer.produce(stream.topic, value, partition=0)
+    assert producer.flush(30) == 0
+    stream.catch_up()
+    assert stream.ids() == ([*range(7), *range(8, 12)] if mode else list(range(12)))
+    for options in ((), ("--source",)):
+        audit = frazil("audit", stream.name, *options)
+        assert (audit.returncode, audit.stdout.count("OFF")) == (3, 0), audit.stdout
+        assert "forgotten stream's topic recreated" in audit.stdout
+
+
 @pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
 def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
     stream: Any, events: Any, frazil: Frazil, kafka: Any, mode: str
@@ -187,6 +211,37 @@ def test_an_accepted_loss_is_a_note_in_the_audit_of_each_mode(
     assert audit.returncode == (3 if compares_values else 0), audit.stdout
     assert (not_compared if compares_values else by_records) in audit.stdout
     stream.table().delete("id = 20")
+    assert frazil("audit", stream.name, "--source").returncode == 1
+
+
+@pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
+def test_an_accepted_loss_of_offsets_that_were_committed_twice_before_is_accepted(
+    stream: Any, events: Any, frazil: Frazil, mode: str
+):
+    stream.declare(f"{mode}commit: {{interval: 1s}}\n")
+
+    def land(start: int) -> None:
+        stream.produce(events(range(start, start + 8)))
+        stream.catch_up()
+
+    def reset(*to: str) -> None:
+        assert frazil("reset", stream.name, *to, "--yes").returncode == 0
+
+    land(0)
+    first = stream.table().current_snapshot().snapshot_id
+    land(8)
+    reset("--to", "offsets", "--offsets", json.dumps({stream.topic: {"0": 8}}))
+    land(16)
+    stream.table().manage_snapshots().rollback_to_snapshot(first).commit()
+    reset("--to", "marker")
+    land(24)
+    assert stream.ids() == [*range(8), *range(24, 32)]
+    audit = frazil("audit", stream.name, "--source")
+    assert (audit.returncode, audit.stdout.count("OFF")) == (0, 0), audit.stdout
+    reset("--to", "offsets", "--offsets", json.dumps({stream.topic: {"0": 8}}))
+    stream.catch_up()
+    assert stream.ids() == [*range(32)]
+    stream.table().delete("id = 9")
     assert frazil("audit", stream.name, "--source").returncode == 1
 
 

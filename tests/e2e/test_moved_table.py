@@ -66,22 +66,27 @@ def test_a_table_that_is_renamed_within_a_batch_is_named_and_the_batch_lands_onc
     assert stream.ids() == list(range(20))
 
 
+@pytest.mark.parametrize("folder", ["elsewhere", None])
 def test_a_table_that_was_created_again_stops_the_stream_until_it_is_forgotten(
-    stream: Any, events: Any, eventually: Frazil, frazil: Frazil
+    stream: Any, events: Any, eventually: Frazil, frazil: Frazil, folder: str | None
 ) -> None:
     def create_again(catalog: Any) -> None:
         schema = catalog.load_table("test.events").schema()
         catalog.drop_table("test.events")
-        catalog.create_table("test.events", schema, location=f"file://{stream.streams}/elsewhere")
+        catalog.create_table("test.events", schema, location=folder and f"file://{stream.streams}/{folder}")
 
     error = ended(stream, events, eventually, create_again)
     assert isinstance(error, TableLost)
     for done in (frazil("status", "events"), frazil("audit", "events"), stream.run("--until-caught-up")):
         assert "test.events is not the table that the stream wrote" in done.stdout + done.stderr
     assert stream.ids() == []
-    frazil("forget", "events", "--yes")
+    forgotten = frazil("forget", "events", "--yes")
+    assert forgotten.returncode == 0, forgotten.stderr
     stream.catch_up()
     assert stream.ids() == list(range(20))
+    for options in ((), ("--source",)):
+        audited = frazil("audit", "events", *options)
+        assert (audited.returncode, audited.stdout.count("OFF")) == (0, 0), audited.stdout
 
 
 def test_a_dropped_and_purged_table_is_not_created_again_by_the_next_start(

@@ -174,6 +174,32 @@ def test_the_audit_does_not_compare_rows_that_another_stream_of_the_table_change
     assert frazil("audit", "others", "--source").returncode == 0
 
 
+def test_the_audit_does_not_compare_keys_that_another_stream_of_the_table_may_have_deleted(
+    stream: Any, declared_stream: Any, topic: Callable[..., str], frazil: Callable[..., Any]
+) -> None:
+    stream.declare(UPSERT)
+    other = declared_stream(stream.streams.parent, name="others", topic=topic(1), bootstrap=stream.bootstrap)
+    other.declare(UPSERT)
+    path = other.streams / "others.yaml"
+    path.write_text(path.read_text().replace("table: test.others", "table: test.events"))
+    for of, ids, note in ((stream, range(4), "a"), (other, [3], "gone"), (other, [5], "a")):
+        of.produce(json.dumps({"id": n, "at": START.isoformat(), "note": note}).encode() for n in ids)
+        of.catch_up()
+    found = frazil("audit", "events", "--source")
+    assert found.returncode == 3, found.stdout
+    assert "1 key (id 3): each is not in the table; another stream of the table may have deleted it" in found.stdout
+    assert frazil("audit", "others", "--source").returncode == 0
+    stream.table().delete("id == 1")
+    both = frazil("audit", "events", "--source")
+    assert (both.returncode, "2 keys (id 1; id 3): each is not in the table, although" in both.stdout) == (1, True)
+    assert "also the 1 row that other streams of the table deleted" in both.stdout
+    head = stream.table().metadata.current_snapshot_id
+    stream.table().maintenance.expire_snapshots().by_ids(
+        [s.snapshot_id for s in stream.table().metadata.snapshots if s.snapshot_id != head]
+    ).commit()
+    assert frazil("audit", "events", "--source").returncode == 3, "how many keys others deleted is no longer known"
+
+
 def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:
     stream.declare(UPSERT)
     stream.produce([b'{"at": "2026-01-01T00:00:00Z"}', b'{"id": 1, "note": "gone"}', None, b'{"id": 2, "note": "a"}'])

@@ -37,17 +37,19 @@ class ChangedKeys:
     others_deleted: int = 0
 
 
-def changed_keys(
+def changed_keys(  # noqa: PLR0913 - each source is an argument
     done: Iterable[tuple[MergeTask, MergeResult]],
     reader: Reader,
     schema: Schema,
     key: Sequence[str],
     topics: Collection[str],
+    *,
+    shared: bool = False,
 ) -> ChangedKeys:
     """Return the first keys that a merge-on-read merge inserted, updated and deleted.
 
-    `schema` is the table's, and `topics` are those of the changes. Each written row is an insert or an update, and each
-    row removed from a file is an update or a delete.
+    `schema` is the table's, and `topics` are those of the changes. `shared` is whether other streams write to the
+    table. Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     """
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
@@ -58,7 +60,7 @@ def changed_keys(
         written += [reader.read_all(file.path, keys) for file in result.files if file.content == "data"]
         removed += _removed_rows(task, result, reader, with_topic)
     new, old = _with_storage_types(pa.concat_tables(written)), _with_storage_types(pa.concat_tables(removed))
-    others = _rows_of_other_topics(old, topics).select(names).group_by(names).aggregate([])
+    others = _rows_of_other_topics(old, topics, shared=shared).select(names).group_by(names).aggregate([])
     others_updated = others.join(new, names, join_type="left semi").num_rows
     others_deleted = others.num_rows - others_updated
     new, old = (rows.select(names).join(others, names, join_type="left anti") for rows in (new, old))
@@ -72,10 +74,10 @@ def changed_keys(
     )
 
 
-def _rows_of_other_topics(rows: pa.Table, topics: Collection[str]) -> pa.Table:
-    """Leave out rows without coordinates, whose topic is unknown."""
+def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
+    """Return the rows of other topics. Without coordinates, any row of a shared table may be one of them."""
     if TOPIC not in rows.column_names:
-        return rows.slice(0, 0)
+        return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
     return rows.filter(pc.invert(own))
 

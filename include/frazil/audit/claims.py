@@ -12,8 +12,14 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
-from frazil.commit.backfill_records import BackfillRecord, chunk_topic_ids, committed_chunks, published_records
-from frazil.commit.history import Period, ancestors, commit_records, merge_counts, skipped_ranges
+from frazil.commit.backfill_records import (
+    BackfillRecord,
+    chunk_topic_ids,
+    committed_chunks,
+    published_records,
+    record_path,
+)
+from frazil.commit.history import Period, ancestors, ancestors_and_kept, commit_records, merge_counts, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.ingest.contract import is_routed
@@ -40,9 +46,10 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows. They lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None after a backfill, or once a snapshot with that number has expired.
+    """Number of records dropped as repeats; None once a snapshot with that number has expired.
 
-    Leaves out batches whose loss an operator accepted after a rollback.
+    Also None for a period with backfills or replays. Leaves out batches whose loss an operator accepted after a
+    rollback.
     """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
@@ -64,7 +71,8 @@ class Claims:
 
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
     """Read the commit record of every committed batch, and the records of published backfills."""
-    live = [record for record in journals.records() if _is_committed(record.key, marker)]
+    records = journals.records(table_uuid=metadata.table_uuid)
+    live = [record for record in records if _is_committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
     claimed = _sum_claims(journals, marker, metadata, live, backfills)
     return dataclasses.replace(claimed, gone=tuple(_missing_record_paths(journals, marker, metadata, live)))
@@ -113,16 +121,21 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
             else:
                 batches.append(record)
     if _history_begins_ms(metadata) > window.from_ms:
-        batches += _records_before_history(journals, marker, oldest, window)
+        records = journals.records(newest_first=True, below=oldest, table_uuid=metadata.table_uuid)
+        batches += _records_before_history(records, marker, window)
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = list(published_records(journals, metadata, marker.stream, window=window))
     claimed = _sum_claims(journals, marker, metadata, batches, backfills)
-    return dataclasses.replace(claimed, gone=tuple(gone), lost=tuple(lost))
+    repeats = None if backfills else claimed.repeats  # other periods may have records of the same offsets
+    return dataclasses.replace(claimed, gone=tuple(gone), lost=tuple(lost), repeats=repeats)
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
     current = claimed.of_topics(marker.source.topic_ids)
-    lost = {tp: accepted_loss(current.get(tp, ()), spans) for tp, spans in marker.given_up.items()}
+    lost = {
+        tp: accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
+        for tp, spans in marker.given_up.items()
+    }
 
     def is_lost(batch: Journal) -> bool:
         read = [p for p in batch.progress if p.start < p.end]
@@ -133,21 +146,20 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
     return [batch for batch in batches if not is_lost(batch)] if lost else [*batches]
 
 
-def _count_repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
-    if not batches:
-        return 0
-    summaries = {path: snapshot.summary for snapshot, path in commit_records(metadata, batches[0].stream)}
+def _count_repeats(
+    journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
+) -> int | None:
+    summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
     paths = [journals.path(batch.key) for batch in batches]
+    paths += [record_path(journals, record.backfill.id) for record in backfills]
     if any(path not in summaries for path in paths):
         return None
     return sum(merge_counts(summaries[path]).get("repeated", 0) for path in paths)
 
 
-def _records_before_history(
-    journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
-) -> Iterator[Journal]:
-    """Yield the period's commit records that are older than `oldest`, the oldest batch in the history, newest first."""
-    for record in journals.records(newest_first=True, below=oldest):
+def _records_before_history(records: Iterable[Journal], marker: Marker, window: Period) -> Iterator[Journal]:
+    """Yield the period's commit records. `records` are those from before the history, newest first."""
+    for record in records:
         if not _is_committed(record.key, marker):
             continue
         if record.created_at_ms in window:
@@ -167,9 +179,11 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
     return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
 
 
-def _backfill_chunks(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
+def _backfill_chunks(
+    journals: JournalStore, backfills: Iterable[BackfillRecord]
+) -> Iterator[tuple[Journal, bool, None]]:
     whole = (record for record in backfills if not record.backfill.replays)
-    return ((chunk, record.selects) for record in whole for chunk in committed_chunks(journals, record.backfill))
+    return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
 
 def _replayed_offsets(
@@ -193,7 +207,8 @@ def _sum_claims(
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     routed: Counter[str] = Counter()
     landed = rejected = batches = 0
-    for record, selects in chain(((record, False) for record in live), _backfill_chunks(journals, backfills)):
+    batches_read = ((record, False, record.key.epoch) for record in live)
+    for record, selects, epoch in chain(batches_read, _backfill_chunks(journals, backfills)):
         batches += 1
         landed, rejected = landed + record.records, rejected + record.rejected
         for file in record.files:
@@ -201,14 +216,11 @@ def _sum_claims(
                 routed[file.target] += file.records
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
-            epoch = record.leader_epochs.get(p.topic_partition)
-            ranges[p.topic_partition].append(
-                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, leader_epoch=epoch)
-            )
+            leader = record.leader_epochs.get(p.topic_partition)
+            claim = CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, epoch, leader)
+            ranges[p.topic_partition].append(claim)
     by_tp = {tp: tuple(of) for tp, of in ranges.items()}
     replayed = _replayed_offsets(journals, backfills)
-    claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed, repeats=None)
-    if backfills:
-        return claimed
+    claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed)
     kept = _batches_without_accepted_losses(live, claimed, marker)
-    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept))
+    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))

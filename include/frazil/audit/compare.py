@@ -171,7 +171,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     before = e.rows.seen & offset_bitmap(0, begin)
     sentence = f"{counted(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
     yield _finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
-    unclaimed = e.rows.seen - claimed - before
+    unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
     rows = counted(len(unclaimed), "row")
     sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {at_offsets(unclaimed)}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
@@ -301,14 +301,14 @@ def compare_repeats(
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    records = sum(_highest(group, lambda r: r.records) for e in evidence for group in e.groups)
+    records = sum(_highest(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
     if not counts_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
         sentence = (
             f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats, or missing rows. How many "
-            "repeats were dropped is unknown after a reset, a rollback or a backfill, or once snapshots have expired. "
-            "To compare with Kafka's records, use `--source`"
+            "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
+            "snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
@@ -321,12 +321,15 @@ def compare_repeats(
 
 def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
     """Whether commit records alone determine the number of rows of a stream with dedupe."""
-    return repeats is not None and all(counted_once(_without_accepted(e)) for e in evidence)
+    evidence = [_without_accepted(e) for e in evidence]
+    replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
+    return repeats is not None and not replays and all(map(counted_once, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:
     """Leave out the ranges that lie within a loss that an operator accepted."""
-    lost = accepted_loss((r for r in e.ranges if r.topic_id == e.topic_id), e.given_up)
+    current = [r for r in e.ranges if r.topic_id == e.topic_id]
+    lost = accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:
         return e
     return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))
@@ -371,8 +374,8 @@ def _limits(e: Evidence) -> Iterable[Finding]:
     again = covered_offsets(e.rewritten)
     yield _finding(
         e, FindingKind.NOT_COMPARED, len(again),
-        f"{counted(len(again), 'offset', 'was|were')} assigned to a second record after Kafka's log was truncated, and "
-        f"may be in the table twice: {_format_offsets(again)}",
+        f"{counted(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was truncated "
+        f"or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
@@ -410,20 +413,31 @@ def _format_offsets(offsets: BitMap64) -> str:
 
 
 def compare_counts(  # noqa: PLR0913 - each number is an argument
-    *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0, declared: bool = False
+    *,
+    rows: int,
+    claimed: int,
+    other_streams: int,
+    stream: str,
+    forgotten: int = 0,
+    adopted: int = 0,
+    declared: bool = False,
 ) -> tuple[Finding, ...]:
     """Compare the number of rows with the commit records, for a stream without Kafka coordinates.
 
-    `adopted` is the number of rows that the table had before the stream. With `declared`, the declaration has
+    `other_streams` write to the table, and `forgotten` ones may have left rows in it. `adopted` is the number of rows
+    that the table had before the stream. With `declared`, the declaration has
     coordinates although the table does not.
     """
     where = "its table does not have the columns" if declared else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
     found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]
-    if other_streams:
-        sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
-        found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))
-    elif rows != claimed + adopted:
+    is_equal = rows == claimed + adopted
+    if others := other_streams or (0 if is_equal else forgotten):
+        sentence = (
+            f"{counted(others, 'other stream')} wrote to the table: its rows cannot be counted against this one's"
+        )
+        found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
+    elif not is_equal:
         before = f", next to {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))

@@ -48,6 +48,8 @@ class Evidence:
     """Offsets that Kafka assigned to a second record. An operator accepted that, so rows may occur twice."""
     given_up: tuple[Span, ...] = ()
     """Committed offsets whose loss an operator accepted after a rollback."""
+    given_up_epoch: int = 0
+    """The epoch of the first reset that accepted such a loss."""
     replayed: ByTopicId = field(default_factory=dict)
     """Offsets of dead letters that have become rows."""
     tables: str = "the table"
@@ -117,6 +119,7 @@ def gather(  # noqa: PLR0913 - each kind of evidence is an argument
             whole=whole,
             rewritten=marker.rewritten.get(tp, ()),
             given_up=marker.given_up.get(tp, ()),
+            given_up_epoch=marker.given_up_epoch,
             replayed=claimed.replayed.get(tp, {}),
             tables=tables,
             drops_repeats=drops_repeats,

@@ -8,7 +8,7 @@ ranges together give a maximum. The two are equal if ranges that together cover 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -33,6 +33,8 @@ class CommittedRange:
     """Whether a backfill selected records of the range by event time. The other records are not missing."""
     dropped: int = 0
     """Number of records that the stream's transform dropped."""
+    epoch: int | None = field(default=None, compare=False)
+    """Epoch of the writer that committed it; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
     """Epoch of the leader that had the log up to `end`; None if no broker reported it."""
 
@@ -154,6 +156,10 @@ def claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
     return covered_offsets(span for span in overlaps if span[0] < span[1])
 
 
-def accepted_loss(ranges: Iterable[CommittedRange], given_up: Iterable[Span]) -> BitMap64:
-    """Return the offsets of the current topic whose loss an operator accepted, unless they were committed again."""
-    return covered_offsets(given_up) - claimed_again(ranges)
+def accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
+    """Return the offsets of the current topic whose loss an operator accepted, unless they were committed again.
+
+    `epoch` is that of the first reset that accepted a loss.
+    """
+    since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
+    return covered_offsets(given_up) - (claimed_again(ranges) & since)

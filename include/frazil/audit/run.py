@@ -30,12 +30,14 @@ from frazil.audit.routed import (
     count_tables,
     not_counted,
     routed_rows,
+    row_counts,
     unread_rows,
 )
+from frazil.commit.adoption import other_streams
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.history import Period, ancestors
 from frazil.commit.journal import parse_key
-from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
+from frazil.commit.marker import Fate, Marker, open_branch, property_name, read_marker
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
@@ -118,7 +120,8 @@ class _Run:
             for e in evidence
             if e.kafka and e.kafka.offsets
         }
-        return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
+        placed, counts = self.place(self.table, self.marker, spans), row_counts(default, routed, claimed, replays)
+        return compare_places(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
         """Tally the dead letters as they will be once the last published backfill or replay has ended.
@@ -273,7 +276,7 @@ def _add_other_claims(
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
     """Whether the marker or the oldest commit record has another id for a topic of the audited ranges."""
-    oldest = next(run.tables.journals.records(), None)
+    oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
     return any(source.topic_ids.get(topic, id_) != id_ for source in sources for topic, id_ in ids)
@@ -363,13 +366,14 @@ def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple
     tables = counted(len(claimed.routed), "routed table", "was|were")
     sentence = f"{tables} not counted, because the stream stores no Kafka coordinates"
     notes = (Finding(FindingKind.NOT_COMPARED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
-    others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
+    others = other_streams(properties, stream=stream)
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
     found = compare_counts(
         rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
         claimed=claimed.records - sum(claimed.routed.values()),
         adopted=run.marker.adopted_rows,
-        other_streams=len(others),
+        other_streams=sum(property_name(name) in properties for name in others),
+        forgotten=len(others),
         stream=stream,
         declared=declared,
     )

@@ -32,7 +32,8 @@ from frazil.audit.ranges import (
 from frazil.audit.replay import Replay, Sinks, scratch_folder
 from frazil.audit.run import audit_changes, require_marker, standing_findings
 from frazil.audit.source import find_truncated_logs, why_not_comparable
-from frazil.commit.history import Period
+from frazil.commit.adoption import other_streams
+from frazil.commit.history import Period, deleted_by_others
 from frazil.commit.marker import Marker
 from frazil.commit.mode import MERGING_MODES, merge_rules
 from frazil.commit.opened import open_kafka
@@ -197,7 +198,7 @@ def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Mark
     that were skipped, and those whose loss an operator accepted.
     """
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
-    lost = accepted_loss(ranges, marker.given_up.get(tp, ()))
+    lost = accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
     return (up_to_marker if every.gone else up_to_marker & claimed_offsets(ranges)) - lost
 
@@ -248,8 +249,13 @@ def _table_differences(
     counts = sum((result.counts for _, result in done), Counts())
     if replay.spec.dedupe is None:
         schema = Schema.model_validate_json(context.target.schema_json)
-        keys = changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics)
-        yield from _key_findings(counts, keys, replay.spec, subject, replay.not_read)
+        shared = bool(other_streams(table.properties, stream=replay.spec.name))
+        keys = changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics, shared=shared)
+        deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
+        may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
+        if replay.not_read:
+            may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
+        yield from _key_findings(counts, keys, replay.spec, subject, may_delete=may_delete, by_others=deleted or 0)
         return
     if missing := _inserted_offsets(done, changes, context):
         count = sum(map(len, missing.values()))
@@ -281,20 +287,30 @@ def _inserted_offsets(
     return found
 
 
-def _key_findings(
-    counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str, not_read: Sequence[str] = ()
+def _key_findings(  # noqa: PLR0913 - each kind of evidence is an argument
+    counts: Counts,
+    keys: ChangedKeys,
+    spec: StreamSpec,
+    subject: str,
+    *,
+    may_delete: str | None = None,
+    by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report the keys that a merge of all records would change, or a record of the topics in `not_read` deleted."""
+    """Report the keys that a merge of all records would change.
+
+    `may_delete` describes what may have deleted all missing keys. Other streams deleted at most `by_others` of them.
+    """
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
+    restored = f", also the {counted(by_others, 'row')} that other streams of the table deleted" if by_others else ""
     late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
         (
-            FindingKind.NOT_COMPARED if not_read else FindingKind.MISSING,
+            FindingKind.NOT_COMPARED if may_delete else FindingKind.MISSING,
             counts.inserted,
             keys.inserted,
-            f"is not in the table; a record of {', '.join(not_read)}, which cannot be read, may have deleted it"
-            if not_read
-            else f"is not in the table, although Kafka's newest record of the key is not a delete{again}",
+            f"is not in the table; {may_delete} may have deleted it"
+            if may_delete
+            else f"is not in the table, although Kafka's newest record of the key is not a delete{again}{restored}",
         ),
         (
             FindingKind.MISCOUNTED,

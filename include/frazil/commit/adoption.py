@@ -1,8 +1,8 @@
 """Checks whether a stream may write to a table that holds rows of other writers or of other streams.
 
 `forget` leaves a note in the table: the property `frazil.forgotten.<name>`, with the stream's last epoch, which is
-never used again, and its topics. The table still has their rows, so a stream that reads the topics from the beginning
-would write them a second time.
+never used again, its topics and its offsets. The table still has their rows, so a stream that reads the topics from the
+beginning would write them a second time. If a topic was recreated, its new records have the offsets of these rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.marker import PROPERTY_PREFIX, keep_topics, try_read_marker
+from frazil.commit.marker import PROPERTY_PREFIX, flatten_topics, keep_topics, nest_by_topic, try_read_marker
 from frazil.errors import AdoptionRequired
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -21,6 +21,7 @@ from frazil.spec.units import counted
 from frazil.table.branches import head_of
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
+_PREFIXES = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
 FORMAT_VERSION = 1
 
 
@@ -92,6 +93,12 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
     return None
 
 
+def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
+    """Return the other streams that write to this table, and those that were forgotten and may have written to it."""
+    names = {name.removeprefix(prefix) for name in properties for prefix in _PREFIXES if name.startswith(prefix)}
+    return names - {stream}
+
+
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
     """Return the table property that records that the stream was forgotten. Topics of an earlier note are kept."""
     marker = try_read_marker(properties, stream)
@@ -99,11 +106,13 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
     others = dict(_topic_ids(before))
     known = others.pop(cluster_id, {})
+    ends, own = _offsets(before), marker.offsets if marker else {}
     note = {
         "format": FORMAT_VERSION,
         "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": cluster_id,
         "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
+        "offsets": nest_by_topic({tp: max(ends.get(tp, 0), own.get(tp, 0)) for tp in ends.keys() | own.keys()}),
         **({"other-clusters": others} if others else {}),
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
@@ -112,6 +121,21 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
     """Return the last epoch of the stream when it was forgotten; 0 if the stream was never forgotten."""
     return int(_parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
+
+
+def forgotten_ends(properties: Mapping[str, str], source: SourceIdentity) -> dict[TopicPartition, int]:
+    """Return how far forgotten streams have read former topics that had the names of topics of `source`."""
+    ends: dict[TopicPartition, int] = {}
+    for note in (_parse_note(text) for name, text in properties.items() if name.startswith(FORGOTTEN_PREFIX)):
+        read = _topic_ids(note).get(source.cluster_id, {})
+        for (topic, partition), end in _offsets(note).items():
+            if topic in source.topic_ids and read.get(topic) != source.topic_ids[topic]:
+                ends[topic, partition] = max(end, ends.get((topic, partition), 0))
+    return ends
+
+
+def _offsets(note: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    return flatten_topics(note.get("offsets", {}))
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:

@@ -111,11 +111,13 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
     return None
 
 
-def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
+def first_offsets(
+    metadata: TableMetadata, journals: JournalStore
+) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
     """Return the first offset of each topic-partition and their source (None without one). Reads all records."""
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
-    for record in journals.records():
+    for record in journals.records(table_uuid=metadata.table_uuid):
         source = source or record.source
         for p in record.progress:
             first.setdefault(p.topic_partition, p.start)
@@ -129,6 +131,16 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
         if summary and summary.get("frazil.backfill-stream") == stream and merge_counts(summary):
             return snapshot
     return None
+
+
+def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
+    """Return how many rows merges of other streams deleted from main; None if a part of main's history has expired."""
+    deleted = sequence_number = 0
+    for snapshot in ancestors(metadata):
+        summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0
+        if summary and stream not in {summary.get("frazil.stream"), summary.get("frazil.backfill-stream")}:
+            deleted += merge_counts(summary).get("deleted", 0)
+    return deleted if sequence_number <= 1 else None
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:

@@ -263,8 +263,13 @@ class JournalStore:
         epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
         return max(epochs, default=0)
 
-    def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Yield each readable journal and folded record in key order, also of uncommitted batches."""
+    def records(
+        self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
+    ) -> Iterator[Journal]:
+        """Yield each readable journal and folded record in key order, also of uncommitted batches.
+
+        With `table_uuid`, leaves out those of another table that had the folder before.
+        """
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -273,7 +278,8 @@ class JournalStore:
             if below is not None and key >= below:
                 continue
             data = next((data for _, data in found if data is not None), None)
-            if journal := self.get(key) if data is None else _parse_journal(data):
+            journal = self.get(key) if data is None else _parse_journal(data)
+            if journal and (table_uuid is None or journal.table_uuid == str(table_uuid)):
                 yield journal
 
     def fold(

@@ -87,7 +87,8 @@ class Marker:
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that served the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka assigned to a second record after losing the record that was read."""
+    """Offsets that Kafka assigned to a second record, after losing the record that was read or recreating the topic of
+    a forgotten stream."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The end offset of the table's records at the last reset, for topic-partitions that were recreated or truncated.
 
@@ -95,6 +96,8 @@ class Marker:
     """
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
+    given_up_epoch: int = 0
+    """The epoch of the first reset that accepted such a loss; 0 if it is unknown."""
     adopted_rows: int = 0
     """Number of rows that the table had when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
@@ -161,6 +164,7 @@ class Marker:
                 **({"landed": nest_by_topic(self.landed)} if self.landed else {}),
                 **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
                 **({"given-up": nest_by_topic(self.given_up)} if self.given_up else {}),
+                **({"given-up-epoch": self.given_up_epoch} if self.given_up_epoch else {}),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
                 **({"own-table": self.own_table} if self.own_table else {}),
@@ -195,6 +199,7 @@ class Marker:
                 rewritten=_parse_spans(raw.get("rewritten", {})),
                 landed=flatten_topics(raw.get("landed", {})),
                 given_up=_parse_spans(raw.get("given-up", {})),
+                given_up_epoch=raw.get("given-up-epoch", 0),
                 adopted_rows=raw.get("adopted-rows", 0),
                 transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,

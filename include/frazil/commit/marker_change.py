@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.adoption import row_count
+from frazil.commit.adoption import FORGOTTEN_PREFIX, forgotten_ends, row_count
 from frazil.commit.committer import dead_letter_ends
 from frazil.commit.followers import NO_BATCH
 from frazil.commit.history import ancestors
@@ -45,6 +45,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
+from frazil.table.lost import check_own_folder
 from frazil.table.remains import other_table
 from frazil.table.tables import may_delete_files
 
@@ -121,7 +122,13 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
-        adopted = dataclasses.replace(first, adopted_rows=row_count(table.metadata) or 0)
+        former = {tp: end for tp, end in forgotten_ends(table.metadata.properties, source).items() if tp in offsets}
+        adopted = dataclasses.replace(
+            first,
+            adopted_rows=row_count(table.metadata) or 0,
+            rewritten={tp: ((0, end),) for tp, end in former.items() if end},
+            landed={tp: offsets[tp] for tp in former},
+        )
         return read_marker(table.metadata.properties, tables.stream) or adopted
 
     return change_marker(tables, tables.main, decide, operation="adopt") or first
@@ -132,10 +139,12 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
     From the first marker on, a writer is fenced on any host. Rows are kept; those of open windows move to main.
     Unreferenced staged files become orphans. Commit records of a former table in the folder are kept. Raises TableLost,
-    before any change, if another table has the same folder.
+    before any change, if another table has the same folder, unless the catalog knows that it was the stream's.
     """
     main = tables.main.refresh()
-    if other := other_table(tables.store, main):
+    check_own_folder(main.catalog, main)
+    other = other_table(tables.store, main)
+    if other and not _is_own_catalog(tables, {other.uuid, str(main.metadata.table_uuid)}):
         raise TableLost(
             f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}. "
             f"The commit records of stream {tables.stream!r} in this folder may belong to that table. If the catalog "
@@ -153,6 +162,14 @@ def forget(tables: StreamTables, *, state: str) -> int:
     objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
     tables.store.delete(objects)
     return len(objects)
+
+
+def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
+    """Return whether the dead-letter table shows that the stream wrote one of these tables, or was forgotten."""
+    properties = tables.dead_letters.refresh().metadata.properties
+    marker = try_read_marker(properties, tables.stream)
+    wrote = marker is not None and marker.own_table is not None and marker.own_table.uuid in uuids
+    return wrote or FORGOTTEN_PREFIX + tables.stream in properties
 
 
 def forget_dead_letters(tables: StreamTables) -> None:

@@ -105,7 +105,7 @@ def before_reset(tables: StreamTables) -> BeforeReset:
         record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
     except RolledBack as error:
         return BeforeReset(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
-    held, source = (record.offsets_after, record.source) if record else first_offsets(tables.journals)
+    held, source = (record.offsets_after, record.source) if record else first_offsets(table.metadata, tables.journals)
     return BeforeReset(marker, text, held, source, rolled_back=rolled_back)
 
 
@@ -149,6 +149,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     before = seen.marker
     if before is None:
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
+    given_up = _given_up_spans(seen, before, target, source)
     return dataclasses.replace(
         before.owned_by(epoch),
         offsets={**keep_same_topics(before.offsets, before.source, source), **target},
@@ -159,7 +160,8 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
         transaction=NO_TRANSACTION,
         rewritten=_rewritten_spans(before, target, source, cut),
         landed=_landed_ends(before, source, cut),
-        given_up=_given_up_spans(seen, before, target, source),
+        given_up=given_up,
+        given_up_epoch=before.given_up_epoch if before.given_up else epoch if given_up else 0,
     )
 
 

@@ -43,7 +43,10 @@ _SENTENCES: Mapping[LeftOut, str] = {
     ),
     LeftOut.RECREATED: "{is_are} left out: the topic has been recreated, and has other records at these offsets",
     LeftOut.TO_BE_READ: "{is_are} left out: the stream's writer will read {its_their} again",
-    LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was truncated, and a second record has the same offset",
+    LeftOut.TWO_RECORDS: (
+        "{is_are} left out: Kafka's log was truncated, or a forgotten stream's topic recreated, and a second record "
+        "has the same offset"
+    ),
     LeftOut.FORMER_TOPIC: (
         "{is_are} left out: the topic was recreated, and offsets of the former topic do not show which change is "
         "newer. Send {its_their} again"

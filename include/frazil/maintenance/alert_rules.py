@@ -153,7 +153,18 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
                 f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions"
             )
-            yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, f"{waiting} records wait", sentence)
+            shown = f"{waiting} records wait"
+            if stream.lag is None:
+                shown, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
+            yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, shown, sentence)
+            yield unread_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
+
+
+def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
+    """Return the reading of the rule `unmeasured` for one value. `problem` is why it could not be read."""
+    shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
+    sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"
+    return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:

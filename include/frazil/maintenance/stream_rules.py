@@ -286,6 +286,8 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
         "the reason; a successful run ends the alert"
     )
     shown = "the last run succeeded" if not failed else f"{failed} runs failed in a row"
+    if failed is None:
+        shown, sentence = "unknown", f"the last runs of the DAG {dag_id} are unknown now: Airflow does not respond"
     return Reading(f"runs:{dag_id}", failed, limit, shown, sentence)
 
 

@@ -21,6 +21,8 @@ ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 UNKEYED = ("float", "double")
 """Types that cannot be part of a key: NaN equals nothing, and floats that look equal may differ."""
 ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
+UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
+"""Fields of an envelope that are texts with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
 """Types of the column that marks deletes, each with the Python type of its values in YAML."""
 
@@ -163,6 +165,9 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
                 yield Problem(place, path, "is null for a snapshot's rows, and the column is not null; let it be null")
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
             what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
+            yield Problem(place, path, what)
+        elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
+            what = f"has numbers that do not sort as text, so it cannot be order-by; use {POSITION}, or a number"
             yield Problem(place, path, what)
 
 

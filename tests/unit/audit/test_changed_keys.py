@@ -20,21 +20,21 @@ from tests.unit.merge.made_table import MadeTable, Row, deleted
 
 
 class Audited:
-    def __init__(self, folder: Path, *kinds: PrimitiveType) -> None:
+    def __init__(self, folder: Path, *kinds: PrimitiveType, coordinates: bool = True) -> None:
         keys = [NestedField(n, f"k{n}", kind, required=True) for n, kind in enumerate(kinds, 1)]
         others = [NestedField(n, name, StringType(), required=False) for n, name in ((9, "note"), (10, "kafka_topic"))]
-        schema = Schema(*keys, *others)
+        schema = Schema(*keys, *others[: None if coordinates else 1])
         self.key = tuple(field.name for field in keys)
         rules = MergeRules(self.key, how="merge-on-read", ignored=("kafka_topic",), traced=False)
         self.table = MadeTable(folder, schema, rules)
 
-    def keys(self, changes: Sequence[Row]) -> ChangedKeys:
+    def keys(self, changes: Sequence[Row], *, shared: bool = False) -> ChangedKeys:
         """Keys of a merge that is not committed, as the audit's."""
         table = self.table
         task = MergeTask(0, tuple(f.path for f in table.stage(changes)), tuple(table.files), inserts=True)
         result = merge(MergeContext("s", table.rules, table.changes, table.target), task)
         reader = Reader(load_file_io({}, location=table.target.folder), {})
-        return changed_keys([(task, result)], reader, table.schema, self.key, {"t"})
+        return changed_keys([(task, result)], reader, table.schema, self.key, {"t"}, shared=shared)
 
 
 def row(*key: Any, note: str | None = None) -> dict[str, Any]:
@@ -59,6 +59,14 @@ def test_rows_of_records_of_another_topic_are_counted_apart(tmp_path: Path) -> N
     assert audited.keys(changes) == ChangedKeys(
         updated=({"k1": 0}, {"k1": 6}), deleted=({"k1": 1}, {"k1": 7}), others_updated=1, others_deleted=1
     )
+
+
+def test_without_coordinates_each_row_of_a_shared_table_may_be_anothers(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType(), coordinates=False)
+    audited.table.land([row(n) for n in range(3)])
+    changes = [row(0, note="new"), deleted(k1=1), row(2)]
+    assert audited.keys(changes) == ChangedKeys(updated=({"k1": 0},), deleted=({"k1": 1},))
+    assert audited.keys(changes, shared=True) == ChangedKeys(others_updated=1, others_deleted=1)
 
 
 def test_a_row_that_had_left_its_file_before_is_not_named(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.audit.compare import compare, compare_counts, compare_repeats, missing
+from frazil.audit.compare import compare, compare_counts, compare_repeats, counted_once, missing
 from frazil.audit.evidence import Evidence, InKafka
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange
+from frazil.audit.ranges import CommittedRange, Group
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 
@@ -265,6 +265,19 @@ def test_missing_rows_are_never_clean_however_ranges_overlap(world: World, data:
     assert sum(f.count for f in found) >= len(gone), "the finding, or what was not compared, covers every missing row"
 
 
+def test_a_range_without_offsets_makes_no_range_around_it_inexact():
+    ranges = (CommittedRange(0, 10, 8, 0, TOPIC_ID), CommittedRange(5, 5, 0, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally())
+    assert counted_once(evidence)
+    assert compare(evidence) == ()
+    assert wrong(compare(replace(evidence, rows=OffsetTally(range(9))))) == [(FindingKind.MISCOUNTED, 1)]
+
+
+def test_a_range_that_reaches_beyond_the_audited_offsets_has_at_least_what_does_not_fit_outside():
+    group = Group((CommittedRange(10, 20, 10, 0, "a"),), (CommittedRange(15, 25, 8, 0, "b"),))
+    assert group.bounds(lambda r: r.records) == {"a": (10, 10), "b": (3, 5)}
+
+
 def of_dedupe(rows: int, **more: Any) -> Evidence:
     ranges = (CommittedRange(0, 10, 10, 0, TOPIC_ID),)
     return Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(rows)), OffsetTally(), drops_repeats=True, **more)
@@ -296,6 +309,22 @@ def test_a_batch_that_was_rolled_back_and_given_up_is_not_counted_among_the_repe
     assert compare_repeats([lost], 2, stream="s") == ()
     read_again = replace(lost, ranges=(*ranges, CommittedRange(10, 20, 10, 0, TOPIC_ID)))
     assert [f.kind for f in compare_repeats([read_again], 2, stream="s")] == [FindingKind.NOT_COMPARED]
+
+
+@pytest.mark.parametrize(("epochs", "notes"), [((1, 2), 0), ((1, 3), 1), ((1, None), 1)])
+def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_given_up(
+    epochs: tuple[int, int | None], notes: int
+):
+    """An epoch from that of the reset on, or a backfill, committed them again."""
+    again = tuple(CommittedRange(10, 20, 10, 0, TOPIC_ID, epoch=epoch) for epoch in epochs)
+    lost = replace(of_dedupe(8), ranges=(*of_dedupe(8).ranges, *again), given_up=((10, 20),), given_up_epoch=3)
+    assert len(compare_repeats([lost], 2, stream="s")) == notes
+
+
+def test_rows_of_a_period_whose_dead_letters_another_period_replayed_are_not_counted():
+    period = replace(of_dedupe(10), whole=False, replayed={TOPIC_ID: BitMap64([8])})
+    assert compare_repeats([period], 2, stream="s") == ()
+    assert wrong(compare_repeats([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
 
 
 def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():

@@ -185,6 +185,18 @@ def test_without_coordinates_the_default_table_alone_is_counted_and_that_is_repo
     assert "1 routed table was not counted" in found.findings[0].sentence
 
 
+def test_without_coordinates_rows_may_be_those_of_a_stream_that_was_forgotten(made: MadeRoute) -> None:
+    made.run({"main": 2})
+    table = made.tables.main.refresh()
+    table.append(table.scan().to_arrow())
+    assert [f.kind for f in audit_stream(made.tables, coordinates=False).wrong] == [FindingKind.MISCOUNTED]
+    with table.transaction() as change:
+        change.set_properties({"frazil.forgotten.others": "{}"})
+    found = audit_stream(made.tables, coordinates=False)
+    assert (found.wrong, found.complete) == ((), False)
+    assert any("1 other stream wrote to the table" in f.sentence for f in found.findings)
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_whatever_batches_there_were_all_is_well_followed_or_not(made: MadeRoute, *, follows: bool) -> None:
     chance = Random(follows)
@@ -231,7 +243,8 @@ def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_co
         rows = merge_tallies([home, orders])[SHOP]
         evidence = Evidence("shop", 0, 5, "id-1", ranges, rows, OffsetTally(), InKafka(0, offset_bitmap(0, 5)))
         routed = [RoutedRows("shop.orders", orders)]
-        found.append([*compare_places([evidence], ("shop.other", home), routed, placed)])
+        counts = {"shop.other": (3, 2), "shop.orders": (2, 3)}
+        found.append([*compare_places([evidence], ("shop.other", home), routed, placed, counts)])
     assert [(f.kind, f.where, f.count, f.sentence) for of in found for f in of] == [
         (
             FindingKind.MISCOUNTED,

@@ -107,7 +107,9 @@ def compared_ranges(
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
     monkeypatch.setattr(Sinks, "load", lambda *_: Sinks({}, {}))
-    marker: Any = SimpleNamespace(offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, routed=None, **known)
+    marker: Any = SimpleNamespace(
+        offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, given_up_epoch=0, routed=None, **known
+    )
     spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
     return [*upserts._compare(spec, tables, tables, marker, Claims(ranges))]

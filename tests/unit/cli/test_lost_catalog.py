@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.commit.former_table import lost_or_replaced
+from frazil.commit.marker import read_marker
 from frazil.doctor.streams import connections
 from frazil.errors import TableLost
 from frazil.home import run_folder
@@ -117,7 +119,7 @@ def replace(location: Path | None, *rows: object) -> str:
     catalog = load_catalog(None)
     first = catalog.load_table("demo.made")
     catalog.drop_table("demo.made")
-    again = catalog.create_table("demo.made", first.schema(), location=location and f"file://{location}")
+    again = catalog.create_table("demo.made", first.schema(), location=f"file://{location}" if location else None)
     if rows:
         again.append(first.scan().to_arrow())
     return first.location()
@@ -146,11 +148,27 @@ def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_aga
     assert "is clean" in call(tmp_path, "audit", "made")
 
 
-def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(made: MadeStream, tmp_path: Path) -> None:
-    replace(tmp_path / "elsewhere")
+@pytest.mark.parametrize("folder", ["elsewhere", None])
+def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(
+    made: MadeStream, tmp_path: Path, folder: str | None
+) -> None:
+    replace(tmp_path / folder if folder else None)
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
     assert lost_or_replaced(made.spec, load_stream_table(made.spec)) is None
+
+
+def test_a_stream_is_not_forgotten_in_a_catalog_that_took_the_place_of_its_own(
+    made: MadeStream, tmp_path: Path, frazil_home: Path
+) -> None:
+    tables = [handle.refresh() for handle in (made.tables.main, made.tables.dead_letters)]
+    put_aside(frazil_home)
+    load_catalog(None).create_namespace("demo")
+    for table in tables:
+        load_catalog(None).create_table(".".join(table.name()), table.schema(), location=table.location())
+    assert "is the metadata of another table" in refused(tmp_path, "forget", "made", "--yes")
+    put_aside(frazil_home, back=True)
+    call(tmp_path, "audit", "made")
 
 
 def test_a_dropped_table_whose_dead_letters_know_the_stream_is_not_one_that_never_began(
@@ -171,6 +189,24 @@ def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_le
     letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters"})
     moved = made.spec.model_copy(update={"table": table, "dead_letters": letters})
     assert lost_or_replaced(moved, None) is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_marker_of_an_earlier_version_names_a_lost_table_unless_its_dead_letters_may_be_anothers(
+    made: MadeStream, tmp_path: Path, *, shared: bool
+) -> None:
+    table = made.tables.dead_letters.refresh()
+    marker = read_marker(table.properties, "made")
+    assert marker is not None
+    with table.transaction() as change:
+        change.set_properties({marker.property_name: dataclasses.replace(marker, own_table=None).to_property()})
+    letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters" if shared else None})
+    load_catalog(None).rename_table("demo.made", "demo.kept")
+    load_catalog(None).create_table(
+        "demo.made", made.tables.main.current().schema(), location=f"file://{tmp_path}/elsewhere"
+    )
+    spec = made.spec.model_copy(update={"dead_letters": letters})
+    assert (lost_or_replaced(spec, load_stream_table(spec)) is None) == shared
 
 
 def test_a_renamed_table_whose_name_another_has_now_is_named(made: MadeStream) -> None:

@@ -63,7 +63,7 @@ def seen(world: Any) -> dict[str, Any]:
         "by path": [journals.read(path) for _, path in commit_records(metadata, "events")],
         "by key": [journals.get(journal.key) for journal in journals.records()],
         "position": table_position(metadata, journals, stream="events", table="demo.events"),
-        "first offsets": first_offsets(journals),
+        "first offsets": first_offsets(metadata, journals),
         "highest epoch": (highest_epoch(world.tables), journals.highest_epoch()),
     }
 

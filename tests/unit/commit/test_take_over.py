@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.commit.adoption import continued_offsets, forgotten_property, forgotten_reader, other_readers
+from frazil.commit.adoption import (
+    continued_offsets,
+    forgotten_ends,
+    forgotten_epoch,
+    forgotten_property,
+    forgotten_reader,
+    other_readers,
+)
 from frazil.commit.marker import BatchKey, first_marker
 from frazil.commit.marker_change import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
@@ -326,6 +333,19 @@ def test_a_stream_that_is_forgotten_twice_has_still_read_what_it_read_before_the
     assert forgotten_reader(properties, second, stream="another") == "events"
     unreadable = forgotten_property({**properties, marker.property_name: "edited by hand"}, "events")
     assert unreadable == {name: text for name, text in properties.items() if "forgotten" in name}
+
+
+def test_offsets_of_a_former_topic_are_those_that_forgotten_streams_have_read():
+    topics = [SourceIdentity("cluster", {"a": f"id-a{n}", "b": "id-b"}) for n in range(3)]
+    assert forgotten_epoch(forgotten_property({}, "events"), "events") == 0
+    notes: dict[str, str] = {}
+    for source, end in ((topics[0], 7), (topics[1], 2)):
+        marker = first_marker("events", epoch=1, offsets={("a", 0): end, ("b", 0): 5}, source=source)
+        notes = forgotten_property({**notes, marker.property_name: marker.to_property()}, "events")
+        assert forgotten_ends(notes, source) == {}
+        assert forgotten_ends(notes, topics[2]) == {("a", 0): 7}
+    assert forgotten_ends(notes, SourceIdentity("another", {"b": "id-b"})) == {("b", 0): 5}
+    assert forgotten_ends({"owner": next(iter(notes.values()))}, topics[2]) == {}
 
 
 def test_a_stream_that_is_forgotten_on_one_cluster_and_then_on_another_has_read_the_topics_of_both():

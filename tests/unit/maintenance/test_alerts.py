@@ -248,6 +248,20 @@ def test_a_stream_is_stale_while_records_wait_or_their_number_could_not_be_read(
     assert value(7, None) is None
 
 
+def test_a_lag_that_cannot_be_read_is_unknown_and_reported_where_its_alert_is_declared():
+    settings = Maintenance(alerts=Alerts(lag=5))
+    unknown = stream(lag=None, lag_problem="Kafka does not respond")
+    said = "the lag of stream s cannot be read, so no alert about it fires: Kafka does not respond"
+    assert beyond(unknown, settings)["unmeasured:s"] == said
+    assert "unmeasured:s" not in beyond(stream(lag=7), settings)
+    assert "unmeasured:s" not in beyond(unknown), "freshness reports it"
+    before = AlertStates({"lag:s": AlertState(NOW_MS - 1, active=True)})
+    (active,) = (a for a in step(before, unknown, settings, now_ms=NOW_MS).active if a.rule == "lag:s")
+    assert (active.value, active.sentence) == (
+        "unknown", "the lag of stream s is unknown now: Kafka does not respond"
+    )  # fmt: skip
+
+
 def test_a_stream_that_lags_is_named_with_what_waits():
     said = beyond(stream(lag=7), Maintenance(alerts=Alerts(lag=5)))["lag:s"]
     assert said.startswith("stream s of demo.t lags: 7 records wait in Kafka, more than 5. `frazil status s` shows")

@@ -160,6 +160,7 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     )
     assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
     assert runs_reading("d", 0, 1).is_clear
+    assert runs_reading("d", None, 1).shown == "unknown"
 
 
 STREAM = """

@@ -145,6 +145,15 @@ def test_metadata_of_an_envelope_is_checked(metadata: dict[str, str], said: str)
     assert said in message
 
 
+@pytest.mark.parametrize("path", ["source.gtid", "source.scn", "transaction.id"])
+def test_a_text_with_numbers_does_not_order_changes(path: str) -> None:
+    """`…:10` sorts before `…:9`, so that a newer change would be stale."""
+    ordered = {"key": "id", "envelope": {"metadata": {"note": path}}}
+    (message,) = enveloped(**ordered, **{"order-by": "note"}).values()
+    assert message.endswith("has numbers that do not sort as text, so it cannot be order-by; use position, or a number")
+    assert enveloped(**ordered, **{"order-by": "at"}) == {}
+
+
 def test_a_batch_of_an_upsert_is_smaller_unless_it_says_how_large() -> None:
     upsert = {**ORDERS, "mode": "upsert", "key": "id"}
     assert StreamSpec.model_validate(upsert).max_records == 1_000_000

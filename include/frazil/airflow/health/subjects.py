@@ -24,7 +24,7 @@ from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_of
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, reread_route
-from frazil.maintenance.alert_rules import Reading
+from frazil.maintenance.alert_rules import Reading, unread_reading
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     audit_reading,
@@ -90,7 +90,7 @@ def read_all(
     """Return the readings of each subject, or a sentence that says why there are no readings."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [_runs(dag_id, subject.alerts, failed, is_paused) for dag_id in subject.dags]
+        name: [reading for dag_id in subject.dags for reading in _runs(dag_id, subject.alerts, failed, is_paused)]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -105,13 +105,16 @@ def read_all(
         return dict(zip(subjects, pool.map(read, subjects), strict=True))
 
 
-def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Reading:
-    """Return the reading of a DAG: failed runs, and a pause if the DAG serves every stream.
+def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
+    """Yield the readings of a DAG: failed runs, a pause if the DAG serves every stream, and whether these are known.
 
     A paused DAG of one table or aggregation shows as late windows or days instead.
     """
     paused = dag_id in ABOUT_ALL and is_paused(dag_id)
-    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs, paused=paused)
+    runs = failed(dag_id, alerts.failed_runs + 1)
+    yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
+    problem = "Airflow does not respond; the log of frazil_health has the error" if runs is None else None
+    yield unread_reading(dag_id, f"state of the DAG {dag_id}", problem)
 
 
 def subjects_of(

@@ -58,7 +58,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     aggregations: Path | None = None,
     expectations: Path | None = None,
     again: Mapping[str, Store] = MappingProxyType({}),
-    failed: FailedRuns = lambda *_: None,
+    failed: FailedRuns = lambda *_: 0,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
