@@ -156,7 +156,7 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
     assert list(words)[:3] == ["wishes", "payments", "clicks"]
     assert words["payments"] == "given up"
-    assert words["inventory"] == "waits for catalog or storage"
+    assert words["inventory"] == "catalog unavailable"
     assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
     assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
     for said in ("its key has expired", "37,970 records wait", "quality gates hold back 1 window", "are dead letters"):
