@@ -215,11 +215,11 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
     )
     if writer := observe_writer(spec.name):
         heartbeat, live = writer.heartbeat, fresh_heartbeat(writer, now_ms=now_ms)
-        overtaken = heartbeat is None or (marker is not None and is_fenced(heartbeat, epoch=marker.at.epoch))
+        overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch)
         found = replace(
             found,
             lag=known_lag(live) if live else None,
-            caught_up_at_ms=None if overtaken else heartbeat.caught_up_at_ms,
+            caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
         )
     stale = (freshness_ms(found, now_ms=now_ms) or 0) > promise_ms(spec)
     if found.lag is None and ask_kafka and marker and (stale or spec.maintenance.alerts.lag is not None):
