@@ -117,6 +117,12 @@ def operations_page() -> FastAPI:
         conclude(entry, f"done: {done.said}")
         return json_response(done)
 
+    @app.get("/runbook.html")
+    def runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
+        from frazil.airflow.page.runbook import render
+
+        return Response(render(), media_type="text/html", headers=HEADERS)
+
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         kind = MEDIA_TYPES.get(name.rpartition(".")[2])
