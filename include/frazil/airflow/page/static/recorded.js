@@ -65,6 +65,12 @@ function show(state, page, { hours, begin, end }) {
   page.load();
 }
 
+/** The time axis of all charts: the span that was asked for, or the part of the last hours that was recorded. */
+function shared({ period, points }) {
+  const first = points[0].at_ms;
+  return { from: period.hours ? first : Math.min(period.begin_ms, first), to: period.end_ms };
+}
+
 function charts(view, state, page) {
   const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point), span: point.span_ms }));
   const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
@@ -80,7 +86,7 @@ function charts(view, state, page) {
     { points: of((point) => point.backpressure_ms), title: "Time by which batches exceeded the commit interval", say: duration },
   ];
   const onspan = (from, to) => show(state, page, { begin: stamp(from), end: stamp(to) });
-  return timelines(pictures.filter(({ points }) => some(points)), { now: view.at_ms, period: view.period, onspan });
+  return timelines(pictures.filter(({ points }) => some(points)), { now: view.at_ms, ...shared(view), onspan });
 }
 
 /* Batch time by phase */
@@ -104,8 +110,8 @@ function stages(view) {
   const shown = Object.keys(STAGES).filter((name) => total[name] > 0);
   const share = (name) => `${((total[name] / all) * 100).toFixed(total[name] / all < 0.1 ? 1 : 0)} %`;
   const said = shown.map((name) => `${STAGES[name]} ${share(name)}`).join(", ");
-  const from = Math.min(view.period.begin_ms, points[0].at_ms);
-  const x = (at) => ((at - from) / (view.period.end_ms - from)) * WIDTH;
+  const { from, to } = shared(view);
+  const x = (at) => ((at - from) / (to - from)) * WIDTH;
   const read = h("output", { class: "read" }, "");
   const column = (point, i) => {
     const one = times[i];
@@ -127,6 +133,7 @@ function stages(view) {
     { class: "chart stages" },
     h("figcaption", {}, h("h3", {}, `Batch time by phase, per ${duration(Math.max(...points.map(({ span_ms }) => span_ms)))}`), read),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Batch time by phase since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
+    h("div", { class: "axis", "aria-hidden": "true" }, [from, (from + to) / 2, to].map((at) => h("span", {}, moment(at, view.at_ms)))),
     h("div", { class: "legend" }, shown.map((name) => h("span", {}, h("i", { class: `part ${name}`, "aria-hidden": "true" }), `${STAGES[name]}, ${share(name)}`))),
   );
 }

@@ -17,13 +17,12 @@ const MARKED = 12; // a pointer that moved less has marked no span of time
 const WHOLE = [bytes, count, short]; // no half of what these say
 
 /**
- * Figures of several series, {points, ...options} each, over one period {begin_ms, end_ms}. Those with nothing but zeros
- * come last, where they leave no gap. `onspan(from, to)` is called with a span of time that the pointer has marked.
+ * Figures of several series, {points, ...options} each, over the same time. Those with nothing but zeros come last, where
+ * they leave no gap. `onspan(from, to)` is called with a span of time that the pointer has marked.
  */
-export function timelines(pictures, { now, period, onspan }) {
+export function timelines(pictures, { now, from, to, onspan }) {
   const says = ({ points }) => points.some(({ value }) => value);
-  const from = Math.min(period.begin_ms, ...pictures.flatMap(({ points }) => points.map(({ at }) => at)));
-  const drawn = pictures.map((one) => [says(one), timeline(one.points, { ...one, now, from, to: period.end_ms, onspan })]);
+  const drawn = pictures.map((one) => [says(one), timeline(one.points, { ...one, now, from, to, onspan })]);
   return [true, false].map((full) => drawn.filter(([has]) => has === full).map(([, figure]) => figure));
 }
 
