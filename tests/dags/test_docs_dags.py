@@ -86,8 +86,8 @@ def test_the_files_for_a_team_read_an_hour_a_reopened_hour_and_a_day(
     day = {name: of for name, of in known.items() if name.startswith("2013-12-30")}
     assert run("flights_of_a_day", "2013-12-30", {complete: [day]}) == {"day": "2013-12-30", "rows": 24}
     assert run("flights_of_a_day", "2013-12-30", {reopened: [again]}) == {"day": "2013-12-30", "rows": 25}
-    asked = [("flights_of_a_day", complete, hour), ("flights_of_a_day", reopened, hour)]
-    answered = process.call(in_airflow.schedules, str(files), asked)
+    requested = [("flights_of_a_day", complete, hour), ("flights_of_a_day", reopened, hour)]
+    answered = process.call(in_airflow.schedules, str(files), requested)
     process.end()
     day_of_hour, needed = answered[f"flights_of_a_day {complete}"]
     assert (day_of_hour[:10], len(needed)) == ("2013-12-30", 24)

@@ -174,9 +174,9 @@ def _delete_old_copies(opened: OpenStream) -> None:
 
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Write a copy of the selected dead letters that can be replayed, at least `limit` if so many exist.
+    """Write a copy of the selected dead letters that can be replayed, and return their number.
 
-    Returns their number.
+    Stops after the file in which it reaches `limit`.
     """
     marker, former = load_own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()

@@ -32,7 +32,7 @@ class Trend:
     records_per_s: float
     over_ms: int
     caught_up_in_ms: int | None = None
-    """None if no record waits, or if the lag does not fall."""
+    """Time until the lag is 0 at these rates; None if no record waits, or if the lag does not fall."""
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:

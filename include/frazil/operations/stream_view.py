@@ -66,8 +66,9 @@ class Period:
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
         """Return a span of time, or else the last `hours` hours; the shortest period if none has that length."""
-        if begin_ms is not None and begin_ms < (end := min(end_ms or now_ms, now_ms)):
-            return cls(max(begin_ms, now_ms - TENS_RETENTION_MS), end)
+        begin_ms = max(begin_ms or now_ms, now_ms - TENS_RETENTION_MS)
+        if begin_ms < (end := min(end_ms or now_ms, now_ms)):
+            return cls(begin_ms, end)
         hours = hours if hours in HOURS else HOURS[0]
         return cls(now_ms - hours * 60 * MINUTE_MS, now_ms, hours)
 

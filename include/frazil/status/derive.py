@@ -217,7 +217,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 class Waiting(Protocol):
-    """What is known of a stream's waiting records: a stream's state, or its health in a table's measurement."""
+    """Facts about waiting records, which a stream's state has, and its health in the measurement of a table."""
 
     @property
     def lag(self) -> int | None: ...
