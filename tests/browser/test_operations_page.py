@@ -210,6 +210,7 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
         assert bool(axis["labels"]) != axis["says"].startswith("Always 0")
     page.get_by_role("button", name="24 hours").click()
     assert page.url.endswith("#/stream/clicks?hours=24")
+    settled(page, "clicks")
     chart = page.locator(".charts .chart svg").first.bounding_box()
     assert chart is not None
     page.mouse.move(chart["x"] + chart["width"] * 0.3, chart["y"] + 20)

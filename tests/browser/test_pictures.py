@@ -114,6 +114,7 @@ def cells(*keys: str) -> list[dict[str, Any]]:
 )
 def test_each_hour_of_few_windows_has_room_for_its_name(page: Page, keys: list[str], columns: list[str]) -> None:
     page.evaluate(PART, {"name": "windows", "view": {"calendar": {"grain": "hour", "cells": cells(*keys)}}})
+    page.set_viewport_size({"width": 1000, "height": 300})
     names = page.locator("thead th")
     expect(names).to_have_text(columns)
     assert {width >= 22 for width in names.evaluate_all("all => all.map(one => one.clientWidth)")} == {True}

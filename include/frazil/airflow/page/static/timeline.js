@@ -14,6 +14,7 @@ const ARROW = 5;
 const ROOM = 16; // above the picture, for arrows and what they say
 const WORDS = 55; // the width of these
 const MARKED = 12; // a pointer that moved less has marked no span of time
+let began = null; // where a span of time begins; the drawing may be replaced until it ends
 const WHOLE = [bytes, count, short]; // no half of what these say
 
 /**
@@ -73,7 +74,6 @@ export function timeline(points, options) {
     return ((event.clientX - box.left) / box.width) * WIDTH;
   };
   const time = (at) => from + Math.min(Math.max((at - LEFT - inset) / (WIDTH - LEFT - RIGHT - 2 * inset), 0), 1) * (to - from);
-  let began = null;
   drawing.addEventListener("pointerdown", (event) => (began = place(event)));
   drawing.addEventListener("pointerup", (event) => {
     const [a, b] = [began, place(event)].sort((one, other) => one - other);
