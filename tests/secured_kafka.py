@@ -186,9 +186,21 @@ class TokenServer:
             self._server.server_close()
 
 
-def _token(client: str) -> str:
+made_tokens: list[str] = []
+"""The configurations with which `make_token` was called, in this process."""
+
+
+def make_token(config: str) -> tuple[str, float]:
+    """A user's function of `sasl.oauthbearer.method`. `config` is the lifetime in seconds, or makes it fail."""
+    made_tokens.append(config)
+    if not config.isdigit():
+        raise RuntimeError(f"the vault is sealed: {config}")
+    return _token("frazil", lifetime_s=int(config)), time.time() + int(config)
+
+
+def _token(client: str, *, lifetime_s: int = 600) -> str:
     now = int(time.time())
-    claims = {"sub": USER, "iat": now - 10, "exp": now - 5 if client == "late" else now + 600}
+    claims = {"sub": USER, "iat": now - 10, "exp": now - 5 if client == "late" else now + lifetime_s}
     return f"{_encoded({'alg': 'none'})}.{_encoded(claims)}."
 
 

@@ -13,6 +13,7 @@ EXTRAS = {
     "adlfs": "adls",
     "airflow": "airflow",
     "asyncpg": "postgres",
+    "aws_msk_iam_sasl_signer": "msk",
     "boto3": "s3",
     "botocore": "s3",
     "cryptography": "sensitive",

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.doctor.connections import Connections
-from frazil.errors import AccessDenied
+from frazil.errors import AccessDenied, KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
@@ -31,7 +31,7 @@ from frazil.spec.load import load_stream
 from frazil.spec.topics import TopicPattern
 from tests import polling
 from tests.conftest import DeclaredStream
-from tests.secured_kafka import PASSWORD, USER, SecuredKafka, TokenServer
+from tests.secured_kafka import PASSWORD, USER, SecuredKafka, TokenServer, made_tokens
 
 RECORDS = 5
 READERS = {"columns": ColumnReader, "messages": MessageReader}
@@ -61,6 +61,7 @@ class Source:
             "mutual TLS": self._at("MUTUAL", {**tls, "ssl.certificate.location": pem, "ssl.key.location": pem}),
             "SASL over TLS": self._at("SASLTLS", {**scram, **tls, "security.protocol": "SASL_SSL"}),
             "OIDC": self._at("SASL", self._oidc("frazil")),
+            "a function": self.function("600"),
             "wrong password": self._at("SASL", self._sasl("PLAIN", "x")),
             "wrong SCRAM password": self._at("SASL", self._sasl("SCRAM-SHA-512", "x")),
             "mechanism that is off": self._at("SASL", self._sasl("SCRAM-SHA-256")),
@@ -85,6 +86,15 @@ class Source:
             "sasl.username": USER,
             "sasl.password": password,
         }
+
+    def function(self, config: str) -> dict[str, str]:
+        properties = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "tests.secured_kafka:make_token",
+            "sasl.oauthbearer.config": config,
+        }
+        return self._at("SASL", properties)
 
     def _oidc(self, client: str) -> dict[str, str]:
         return {
@@ -115,7 +125,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
         yield made
 
 
-@pytest.mark.parametrize("way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC"])
+@pytest.mark.parametrize("way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC", "a function"])
 def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_reader: str) -> None:
     properties = source.ways[way]
     with kafka_reader(properties, [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
@@ -123,6 +133,32 @@ def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_read
         assert [offset for chunk in reader for offset in chunk.offsets.tolist()] == list(range(RECORDS))
     with KafkaOffsets(properties, [source.topic]) as kafka:
         assert kafka.ends(kafka.describe().partitions) == {(source.topic, 0): RECORDS}
+    check_readable(properties, [(source.topic, 0)], stream="rides", within_s=20)
+
+
+def test_a_function_is_called_again_before_its_token_expires(source: Source, each_reader: str) -> None:
+    made_tokens.clear()
+    with kafka_reader(source.function("3"), [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
+        assert isinstance(reader, READERS[each_reader])
+        assert sum(len(chunk.offsets) for chunk in reader) == RECORDS
+        polling.eventually(lambda: reader._fetch(1, 0.05) == 0 and len(made_tokens) > 2)
+
+
+@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: str) -> None:
+    properties, ranges = source.function("no lease"), [OffsetRange(source.topic, 0, 0, RECORDS)]
+    with ExitStack() as end:
+        if asks == "planner":
+
+            def ask() -> None:
+                end.enter_context(KafkaOffsets(properties, [source.topic], stream="flights")).describe()
+        else:
+
+            def ask() -> None:
+                list(end.enter_context(READERS[asks](properties, ranges, stream="flights", unreachable_limit_s=1)))
+
+        with pytest.raises(KafkaUnavailable, match="the vault is sealed: no lease"):
+            ask()
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from frazil.ingest.kafka_loop import (
 )
 from frazil.kafka.client import client_errors
 from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
+from frazil.kafka.tokens import split_properties
 from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,11 @@ class ColumnReader(RangeReader):
         self._set_known_topics({})
         self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES, _ROOM_BYTES // 16)
         self._client: int | None = None
-        self._callbacks = ErrorCallback(self._on_trouble), ThrottleCallback(self._on_wait)
+        settings, make_token = split_properties(consumer_properties(properties))
+        on_token = self._library.token_callback(make_token) if make_token else None
+        self._callbacks = ErrorCallback(self._on_trouble), ThrottleCallback(self._on_wait), on_token
         with client_errors():
-            self._client = self._library.consumer(consumer_properties(properties), *self._callbacks)
+            self._client = self._library.consumer(settings, *self._callbacks)
         self._log_lines = self._library.queue_new(self._client)
         self._library.set_log_queue(self._client, self._log_lines)
         self._queue = self._library.queue_get_consumer(self._client)

@@ -22,6 +22,7 @@ from frazil.ingest.contract import OffsetRange
 from frazil.ingest.headers import packed
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, WATERMARKS_TIMEOUT_S, RangeReader, consumer_properties
 from frazil.kafka.client import client_errors
+from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
 _timestamp_ms = itemgetter(1)
@@ -36,8 +37,9 @@ class MessageReader(RangeReader):
         self._batch: list[Message] = []
         self._unfinished = _Pending()
         with client_errors():
-            self._consumer = Consumer(
-                {**consumer_properties(properties), "error_cb": self._on_trouble, "throttle_cb": self._on_wait}
+            self._consumer = create_client(
+                Consumer,
+                {**consumer_properties(properties), "error_cb": self._on_trouble, "throttle_cb": self._on_wait},
             )
 
     def close(self) -> None:

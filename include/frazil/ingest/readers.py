@@ -14,6 +14,7 @@ from frazil.ingest.kafka import RangeReader, consumer_properties
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.range_turns import TurnReader
 from frazil.kafka.librdkafka import LibraryUnusable, librdkafka
+from frazil.kafka.tokens import METHOD, is_function, split_properties
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +53,12 @@ def why_messages(properties: Mapping[str, str]) -> str | None:
 
 def _properties_reason(properties: Mapping[str, str]) -> str | None:
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
-        method = properties.get("sasl.oauthbearer.method", "default")
-        if method != "oidc":
-            return f"sasl.oauthbearer.method is {method}; with oidc, librdkafka gets its tokens by itself"
+        method = properties.get(METHOD, "default")
+        if method != "oidc" and not is_function(method):
+            return f"{METHOD} is {method}; with oidc or a function, librdkafka gets its tokens by itself"
     try:
         library = librdkafka()
-        library.conf_destroy(library.new_configuration(consumer_properties(properties)))
+        library.conf_destroy(library.new_configuration(split_properties(consumer_properties(properties))[0]))
     except KafkaException as error:
         return f"librdkafka's C API does not accept source.properties: {error.args[0].str()}"
     return None

@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import admin as confluent_admin
 
 from frazil.errors import AccessDenied, SpecError
+from frazil.kafka import tokens
 from frazil.spec.property_rules import is_secret
 
 DENIED = frozenset(
@@ -106,8 +106,7 @@ class AdminClient(confluent_admin.AdminClient):
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_unused_clients()
         self._connection_errors = _ConnectionErrors()
-        settings: dict[str, Any] = {**properties, "error_cb": self._connection_errors.add}
-        super().__init__(settings)
+        tokens.create_client(super().__init__, {**properties, "error_cb": self._connection_errors.add})
 
     def connection_errors(self) -> list[KafkaError]:
         """Return the recent connection errors since the last answer, newest last."""
@@ -156,16 +155,35 @@ def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
     """
     problems = {}
     for key, value in properties.items():
-        problem = "" if key in _UNCHECKED_PROPERTIES else _property_error(key, value)
+        if key in {"sasl.mechanism", "sasl.mechanisms"}:
+            if problem := _mechanism_problem(value):
+                problems[key] = problem
+            continue
+        is_unchecked = key in _UNCHECKED_PROPERTIES or (key == tokens.METHOD and tokens.is_function(value))
+        problem = "" if is_unchecked else _property_error({key: value})
         is_checked = "${" not in value and not is_secret(key)
         if problem.startswith(_UNKNOWN_PROPERTY) or (problem.startswith(_INVALID_VALUE) and is_checked):
             problems[key] = problem
     return problems
 
 
-def _property_error(key: str, value: str) -> str:
+def _mechanism_problem(mechanism: str) -> str:
+    """Return why this librdkafka cannot log in with a SASL mechanism; empty if it can."""
+    if mechanism == "AWS_MSK_IAM":
+        return f"is a mechanism of the Java client: write OAUTHBEARER, and {tokens.METHOD}: {tokens.AWS_MSK}"
+    credentials = {"sasl.username": "frazil", "sasl.password": "frazil"}
+    problem = _property_error({"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, **credentials})
+    if mechanism == "GSSAPI" and problem:
+        return (
+            "needs Kerberos, without which the wheels of confluent-kafka are built: build it from its sources with "
+            "libsasl2, or use SCRAM, a client certificate or OAUTHBEARER"
+        )
+    return problem if "${" not in mechanism else ""
+
+
+def _property_error(properties: Mapping[str, str]) -> str:
     try:
-        Consumer({"group.id": "frazil", "log_level": "0", key: value}).close()
+        Consumer({"group.id": "frazil", "log_level": "0", **properties}).close()
     except KafkaException as error:
         return str(error.args[0].str())
     return ""

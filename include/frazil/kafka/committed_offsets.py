@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from frazil.errors import KafkaUnavailable
+from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
@@ -40,7 +41,7 @@ def read_offsets(
     tallies = {tp: OffsetTally() for tp in ranges}
     if not open_ranges:
         return tallies
-    with closing(Consumer({**properties, **_SETTINGS})) as consumer:
+    with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
         consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
         _drain(consumer, open_ranges, tallies)
     return tallies

@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from frazil.errors import AccessDenied, KafkaUnavailable
 from frazil.kafka.client import client_errors, place
+from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
 ANSWER_TIMEOUT_S = 20.0
@@ -46,7 +47,7 @@ def find_diverged(
     diverged: set[TopicPartition] = set()
     waiting = set(positions)
     starts = [KafkaTopicPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()]
-    with closing(Consumer({**properties, **_SETTINGS})) as consumer:
+    with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
         consumer.assign(starts)
         for tp, code in _answers(consumer, waiting, within_s=ANSWER_TIMEOUT_S):
             if tp not in waiting or code not in {None, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}:
@@ -74,7 +75,7 @@ def check_readable(
     refused: list[str] = []
     where = place(stream, properties.get("bootstrap.servers", ""))
     with client_errors():
-        consumer = Consumer({**properties, **_SETTINGS})
+        consumer = create_client(Consumer, {**properties, **_SETTINGS})
     with closing(consumer):
         consumer.assign([KafkaTopicPartition(*tp, OFFSET_END) for tp in waiting.items()])
         for (topic, _), code in _answers(consumer, waiting, within_s=within_s):

@@ -30,6 +30,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
+from frazil.kafka.tokens import TokenFunction
+
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
 _COPY = 0x2
@@ -39,6 +41,7 @@ _TEXT_BYTES = 512
 
 ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
 ThrottleCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_int32, c_int, c_void_p)
+TokenCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "version": (c_int, []),
@@ -47,10 +50,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "conf_set_events": (None, [c_void_p, c_int]),
     "conf_set_error_cb": (None, [c_void_p, ErrorCallback]),
     "conf_set_throttle_cb": (None, [c_void_p, ThrottleCallback]),
+    "conf_set_oauthbearer_token_refresh_cb": (None, [c_void_p, TokenCallback]),
+    "conf_enable_sasl_queue": (None, [c_void_p, c_int]),
     "conf_destroy": (None, [c_void_p]),
     "new": (c_void_p, [c_int, c_void_p, c_char_p, c_size_t]),
     "destroy": (None, [c_void_p]),
     "poll_set_consumer": (c_int, [c_void_p]),
+    "sasl_background_callbacks_enable": (c_void_p, [c_void_p]),
+    "oauthbearer_set_token": (
+        c_int,
+        [c_void_p, c_char_p, c_int64, c_char_p, POINTER(c_char_p), c_size_t, c_char_p, c_size_t],
+    ),
+    "oauthbearer_set_token_failure": (c_int, [c_void_p, c_char_p]),
     "queue_new": (c_void_p, [c_void_p]),
     "queue_get_main": (c_void_p, [c_void_p]),
     "queue_get_consumer": (c_void_p, [c_void_p]),
@@ -137,20 +148,46 @@ class Librdkafka:
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, problem.value.decode(errors="replace")))
         return conf
 
-    def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any) -> int:
+    def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any, on_token: Any = None) -> int:
         """Create a consumer. Raises KafkaException.
 
         While the consumer is polled, it calls `on_error` (an `ErrorCallback`) for errors and `on_throttle` (a
-        `ThrottleCallback`) for throttle times. Both callbacks must outlive the consumer. Log lines are kept until
-        `set_log_queue` sets a queue for them.
+        `ThrottleCallback`) for throttle times. `on_token` (a `TokenCallback`) sets login tokens, in a thread of
+        librdkafka. The callbacks must outlive the consumer. Log lines are kept until `set_log_queue` sets a queue for
+        them.
         """
         conf = self.new_configuration({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
         self.conf_set_throttle_cb(conf, on_throttle)
         self.conf_set_events(conf, EVENT_LOG)
+        if on_token is not None:
+            self.conf_set_oauthbearer_token_refresh_cb(conf, on_token)
+            self.conf_enable_sasl_queue(conf, 1)
         client = self._new_client(_CONSUMER, conf)
+        if on_token is not None:
+            self.check_error(self.sasl_background_callbacks_enable(client))
         self.poll_set_consumer(client)
         return client
+
+    def token_callback(self, make_token: TokenFunction) -> Any:
+        """Return a callback that gives a client the tokens of this function, or its error."""
+
+        def refresh(client: int, config: bytes | None, _: int | None) -> None:
+            problem = ctypes.create_string_buffer(_TEXT_BYTES)
+            try:
+                token, expiry_s, *more = make_token((config or b"").decode())
+                principal, pairs = more[0] if more else "", more[1] if len(more) > 1 else {}
+                texts = [text.encode() for pair in pairs.items() for text in pair]
+                extensions = (c_char_p * len(texts))(*texts)
+                lifetime = (token.encode(), int(expiry_s * 1000), principal.encode())
+                failed = self.oauthbearer_set_token(client, *lifetime, extensions, len(texts), problem, _TEXT_BYTES)
+                text = problem.value if failed else b""
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}".encode()
+            if text:
+                self.oauthbearer_set_token_failure(client, text)
+
+        return TokenCallback(refresh)
 
     def _new_client(self, kind: int, conf: int) -> int:
         problem = ctypes.create_string_buffer(_TEXT_BYTES)

@@ -1,0 +1,108 @@
+"""Login tokens (SASL/OAUTHBEARER) that a Python function makes, for every client of Kafka.
+
+`sasl.oauthbearer.method` names the function: `aws-msk`, or `package.module:function` for one of the user. The function
+takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry in seconds since 1970, as for
+confluent-kafka's `oauth_cb`. librdkafka calls it again before the token expires. Tokens are never stored or logged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
+
+from frazil.errors import KafkaUnavailable, SpecError
+from frazil.extras import require
+
+METHOD = "sasl.oauthbearer.method"
+AWS_MSK = "aws-msk"
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+Client = TypeVar("Client")
+TokenFunction = Callable[[str], tuple[Any, ...]]
+
+
+def is_function(method: str) -> bool:
+    """Return whether this method is a Python function, not one of librdkafka's own methods."""
+    return method == AWS_MSK or _FUNCTION.fullmatch(method) is not None
+
+
+def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], TokenFunction | None]:
+    """Return the properties for librdkafka, and the function that makes tokens; None if librdkafka needs none.
+
+    Raises SpecError if the function cannot be imported, and MissingExtra without the extra `msk`.
+    """
+    method = properties.get(METHOD, "")
+    if not is_function(method):
+        return dict(properties), None
+    return {key: value for key, value in properties.items() if key != METHOD}, _load(method)
+
+
+def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
+    """Create a client of confluent-kafka, whose constructor waits up to 10 s for the first token.
+
+    Raises KafkaUnavailable with the function's error if there is no token, and the errors of `split_properties`.
+    """
+    settings, make_token = split_properties(properties)
+    if make_token is None:
+        return client(settings)
+    failures: list[Exception] = []
+
+    def make(config: str) -> tuple[Any, ...]:
+        try:
+            return make_token(config)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    try:
+        return client({**settings, "oauth_cb": make})
+    except Exception as error:  # usually KafkaException; its destructor's callbacks may replace it with another error
+        if not failures:
+            raise
+        cause = failures[-1]
+        raise KafkaUnavailable(
+            f"{properties[METHOD]} makes no token for Kafka: {type(cause).__name__}: {cause}. Check "
+            "sasl.oauthbearer.* in source.properties, and the service that the function calls"
+        ) from error
+
+
+def _load(method: str) -> TokenFunction:
+    if method == AWS_MSK:
+        require("aws_msk_iam_sasl_signer")
+        return _make_msk_token
+    module, _, name = method.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"source.properties.{METHOD}: {method} cannot be imported: {error}. Install the module on the hosts of "
+            "writers, executors and Airflow's workers"
+        ) from error
+    return partial(_checked, function, method)
+
+
+def _checked(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
+    """Call the user's function. Raises ValueError, without the token, if its answer has another form."""
+    answer = function(config)
+    if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):
+        raise ValueError(f"{method} must return a token and its expiry in seconds since 1970")
+    return answer
+
+
+def _make_msk_token(config: str) -> tuple[str, float]:
+    """Sign a login for Amazon MSK, with the usual AWS credentials; `region=…` and `role=…` (an ARN) are optional."""
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+
+    options = dict(part.partition("=")[::2] for part in re.split(r"[,\s]+", config) if part)
+    region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region:
+        raise ValueError("the AWS region is unknown: write sasl.oauthbearer.config: region=… or set AWS_REGION")
+    if role := options.get("role"):
+        token, expiry_ms = MSKAuthTokenProvider.generate_auth_token_from_role_arn(region, role)
+    else:
+        token, expiry_ms = MSKAuthTokenProvider.generate_auth_token(region)
+    return token, expiry_ms / 1000
