@@ -1,8 +1,9 @@
-"""How long a commit takes as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
+"""What a commit costs as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
 
 Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
-substrate of `bench.substrates`, and prints wall and CPU time of the last 20 commits at each mark; where servers speak
-HTTP, also the requests of a commit. No maintenance runs: the marks are what an unattended table
+substrate of `bench.substrates`. Prints wall and CPU time of the last 100 commits at each mark, and the sizes of what a
+reader opens: metadata file, manifest list, and manifests. If servers speak HTTP, it also prints the requests of a
+commit. 3,600 commits are an hour at a commit a second. No maintenance runs: the marks are what an unattended table
 comes to. The files are not there: a commit never opens them.
 """
 
@@ -31,8 +32,9 @@ from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
-MARKS = (20, 50, 100, 200, 500, 1000, 1500, 2000)
+MARKS = (20, 50, 100, 200, 500, 1000, 1500, 2000, 3600)
 PARTITIONS = [("flights", number) for number in range(32)]
+RECENT = 100
 RECORDS = 100
 SOURCE = SourceIdentity("cluster", {"flights": "topic-id"})
 
@@ -107,7 +109,10 @@ def measure(last: int, calls: Counter[str]) -> None:
     wall_ms: list[float] = []
     cpu_ms: list[float] = []
     before = Counter(calls)
-    print(f"{'snapshots':>9}  {'wall p50 ms':>11}  {'wall p95 ms':>11}  {'CPU p50 ms':>10}  requests a commit")
+    print(
+        f"{'commits':>7}  {'wall p50':>8}  {'p95':>6}  {'worst ms':>8}  {'CPU p50':>7}  {'mean ms':>7}  "
+        f"{'metadata kB':>11}  {'list kB':>7}  {'manifests':>9}  requests a commit"
+    )
     for number in range(1, last + 1):
         batch = journal(tables, epoch=committer.epoch, number=number)
         wall, cpu = time.perf_counter(), time.process_time()
@@ -115,9 +120,20 @@ def measure(last: int, calls: Counter[str]) -> None:
         wall_ms.append((time.perf_counter() - wall) * 1000)
         cpu_ms.append((time.process_time() - cpu) * 1000)
         if number in MARKS:
-            recent, used = sorted(wall_ms[-20:]), sorted(cpu_ms[-20:])
+            recent, used = sorted(wall_ms[-RECENT:]), sorted(cpu_ms[-RECENT:])
+            count = len(recent)
             reported = ", ".join(f"{kind} {n / number:.2g}" for kind, n in sorted((calls - before).items()))
-            print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}  {reported}", flush=True)
+            table = tables.main.current()
+            head = table.current_snapshot()
+            assert head is not None
+            metadata, listed = (len(table.io.new_input(of)) for of in (table.metadata_location, head.manifest_list))
+            print(
+                f"{number:>7}  {recent[count // 2]:>8.1f}  {recent[count * 95 // 100]:>6.1f}  {recent[-1]:>8.1f}  "
+                f"{used[count // 2]:>7.1f}  {sum(used) / count:>7.1f}  "
+                f"{metadata / 1000:>11.0f}  {listed / 1000:>7.1f}  "
+                f"{len(head.manifests(table.io)):>9}  {reported}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """What a writer costs besides its records: `python -m bench.fixed_costs [--rounds 3] [--idle 75] [--batches 1]`.
 
+With `--substrate rest+s3`, catalog and storage are servers, whose requests are counted on their way. Last, it prints
+the cost of all batches according to frazil's commit records.
+
 Starts the embedded Kafka, sends 1,000 records and runs `frazil run`. Prints the wall time of a start up to its first
 commit, by phase, and each process with its life and its CPU time. Then, `--batches` times, leaves the writer idle for
 `--idle` seconds, prints what each process used meanwhile, sends 1,000 records and prints what their batch took.
@@ -18,14 +21,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from confluent_kafka import Producer
 
 from bench.meter.process_tree import SampledTree
+from bench.substrates import NAMES, substrate
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.spec.load import find_stream
+from frazil.status.cost import cost_of
 
 RECORDS = 1_000
 PARTITIONS = 4
@@ -166,9 +174,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1)
     parser.add_argument("--idle", type=float, default=75, help="seconds of idling before each batch")
     parser.add_argument("--interval", default="10s")
+    parser.add_argument("--substrate", choices=NAMES)
     options = parser.parse_args()
     starts = []
-    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder) / "kafka") as kafka:
+    with ExitStack() as servers:
+        folder = servers.enter_context(tempfile.TemporaryDirectory())
+        there = substrate(options.substrate, Path(folder)) if options.substrate else nullcontext(Counter[str]())
+        calls = servers.enter_context(there)
+        kafka = servers.enter_context(EmbeddedKafka(Path(folder) / "kafka"))
         streams = Path(folder) / "declared"
         streams.mkdir()
         (streams / "ticks.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, interval=options.interval))
@@ -182,9 +195,13 @@ def main() -> None:
                 starts.append(measure_start(writer))
                 for _ in range(options.batches):
                     idle = measure_idle(writer, options.idle)
+                    before = Counter(calls)
                     measure_batch(writer, kafka.bootstrap, idle)
+                    if calls:
+                        print("requests: " + ", ".join(f"{n} {kind}" for kind, n in sorted((calls - before).items())))
             finally:
                 writer.stop()
+            print(cost_of(find_stream(streams, "ticks"), since_ms=0).total)
             shutil.rmtree(home, ignore_errors=True)
     walls, cpus = sorted(w for w, _ in starts), sorted(c for _, c in starts)
     print(f"\n{len(starts)} starts: wall p50 {walls[len(walls) // 2]:.1f} s, CPU p50 {cpus[len(cpus) // 2]:.1f} core-s")

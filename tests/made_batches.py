@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
+from frazil.commit.cost import BatchCost
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
@@ -67,6 +68,8 @@ class MadeStream:
     """Values of the declared columns for `count` rows; for an upsert stream, also those that its changes add."""
     known: SourceIdentity | None = None
     """What Kafka says that the topic is, if there is one."""
+    cost: BatchCost | None = None
+    """What each of the next batches costs."""
     committer: Committer | None = field(default=None, init=False)
 
     @property
@@ -160,6 +163,7 @@ class MadeStream:
             idle=frozenset(),
             offsets_after={p.topic_partition: p.end for p in progress},
             windows=windows,
+            cost=self.cost,
             reasons=reasons,
         )
         if not self.tables.journals.put(journal):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from frazil.commit.cost import BatchCost
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import Settled
 from frazil.host.heartbeat import Phase, Stall, StallKind
@@ -62,6 +63,7 @@ class BatchCommitted:
     """Number of records by the effect of the merge. The names are those of `frazil.commit.history.RECORD_OUTCOMES`.
     Without a merge, counts only the records that a transform dropped.
     """
+    cost: BatchCost = field(default_factory=BatchCost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from frazil.airflow.lineage_parent import CLUSTER_PREFIXES
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals, append_signals
+from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
@@ -206,7 +206,7 @@ def sell() -> int:
         for w in windows
     ]
     seen, cursor = TableSignals.load(catalog, "shop.sales"), Cursor(Grain.HOUR, begin_us, windows[-1].end_us, 1)
-    assert append_signals(catalog, seen, signals, cursor, clock_ms=0)
+    assert append_signals(catalog, Append(seen, signals, cursor), clock_ms=0)
     return snapshot.snapshot_id
 
 

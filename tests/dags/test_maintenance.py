@@ -22,7 +22,7 @@ from frazil.maintenance.alert_rules import Reading
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals, append_signals
+from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.last_valid import EMPTY_MS, MOMENT_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
@@ -185,7 +185,7 @@ def signal_days(table: str, first: str, count: int) -> None:
         for w in windows_between(Grain.DAY, begin_us, end_us)
     ]  # fmt: skip
     cursor = seen.cursor or Cursor(Grain.DAY, begin_us, end_us, 1)
-    assert append_signals(catalog, seen, signals, dataclasses.replace(cursor, through_us=end_us), clock_ms=0)
+    assert append_signals(catalog, Append(seen, signals, dataclasses.replace(cursor, through_us=end_us)), clock_ms=0)
 
 
 def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:

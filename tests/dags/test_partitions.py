@@ -26,12 +26,14 @@ from frazil.airflow.partitions.tasks import find_gates
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import assess, resend_signals, signal_windows
+from frazil.signals.completion import GateOutcome, assess, assess_group, resend_signals, signal_windows
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
+from frazil.spec.routed_stream import is_group, seen_by
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
+from tests.made_routes import MadeRoute, shop
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STREAM = """
@@ -204,16 +206,21 @@ def reported(*numbers: int) -> set[tuple[str, int]]:
     return {(one(number, hour=number - 1).partition, number) for number in numbers}
 
 
+def to_send(signals: list[Signal], sent: set[tuple[str, int]], *, reopened: bool) -> list[int]:
+    keyed = {(s.partition, s.number): s for s in signals}
+    return [s.number for s in signals_to_send(keyed, sent, reopened=reopened).values()]
+
+
 def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
     signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=SignalState.HELD)]
-    assert [s.number for s in signals_to_send(signals, reported(1), reopened=False)] == [2]
-    assert [s.number for s in signals_to_send(signals, set(), reopened=True)] == [4]
-    assert signals_to_send(signals, reported(1, 2), reopened=False) == []
+    assert to_send(signals, reported(1), reopened=False) == [2]
+    assert to_send(signals, set(), reopened=True) == [4]
+    assert to_send(signals, reported(1, 2), reopened=False) == []
     released = one(6, hour=2, state=SignalState.RELEASED)
-    assert [s.number for s in signals_to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
+    assert to_send([*signals, released], reported(1, 2), reopened=False) == [6]
     requested = one(7, revision=2, state=SignalState.AGAIN)
-    assert [s.number for s in signals_to_send([requested], reported(1, 2), reopened=False)] == [7]
-    assert signals_to_send([requested], reported(1, 2), reopened=True) == []
+    assert to_send([requested], reported(1, 2), reopened=False) == [7]
+    assert to_send([requested], reported(1, 2), reopened=True) == []
 
 
 ROUTED = """
@@ -244,6 +251,90 @@ def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_
     assert "frazil_reconcile_orders" in dags
     assert "frazil_reconcile_payments" not in dags
     assert "name it in route.complete" in str(dags["frazil_daily_payments"].doc_md)
+
+
+TEMPLATE = "shop.raw_{value}"
+
+
+def test_the_tables_that_a_template_makes_share_a_dag_and_an_aggregation_names_its_own(tmp_path: Path) -> None:
+    streams, aggregations = tmp_path / "streams", tmp_path / "aggregations"
+    streams.mkdir()
+    aggregations.mkdir()
+    route = f"{{by: field, name: kind, template: '{TEMPLATE}', complete: ['{TEMPLATE}', shop.raw_web]}}"
+    (streams / "shop.yaml").write_text(ROUTED.partition("route:")[0] + f"route: {route}\n")
+    found = partition_dags(streams)
+    assert list(found) == [
+        "frazil_partitions_shop.other",
+        "frazil_partitions_shop",
+        "frazil_partitions_shop.raw_web",
+        "frazil_release",
+    ]
+    outlets = {o.name for task in found["frazil_partitions_shop"].tasks for o in task.outlets}
+    assert outlets == {TEMPLATE, f"{TEMPLATE}.reopened"}
+    assert "2013-01-01T05|namespace.table" in str(found["frazil_partitions_shop"].doc_md)
+    assert not has_no_stream(streams, TEMPLATE)
+    for source in ("web", "app"):
+        text = f"source: shop.raw_{source}\nevent-time: at\ntarget: shop.{source}\nsql: SELECT 1 AS n FROM source_day\n"
+        (aggregations / f"{source}.yaml").write_text(text)
+    dags = daily_dags(aggregations, streams=streams)
+    assert "frazil_reconcile_web" in dags
+    assert "name it in route.complete of stream" in str(dags["frazil_daily_app"].doc_md)
+
+
+def test_airflow_gets_one_event_a_window_of_each_table_that_a_template_makes(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+    dag_runner: Callable[[Path], Any],
+) -> None:
+    (tmp_path / "streams").mkdir()
+    route = {"by": "field", "name": "kind", "template": TEMPLATE, "complete": [TEMPLATE]}
+    spec = shop(**{"route": route, "complete": "hour", "complete-from": "2013-12-30T12:00:00Z"})
+    text = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "streams" / "shop.yaml").write_text(json.dumps(text))
+    made = MadeRoute(spec, NOW_MS)
+    airflow = dag_runner(tmp_path / "streams")
+    made.begin_route("web", "app")
+    made.run({"shop.raw_web": 2, "shop.raw_app": 1}, at_us=NOON)
+
+    def keys(ran: dict[str, Any]) -> list[tuple[str, str]]:
+        assert ran["state"] == "success"
+        return sorted((name, key) for name, key, _ in ran["events"])
+
+    made.run({"main": 1}, at_us=NOON + HOUR)
+    first = airflow.run("frazil_partitions_shop")
+    assert keys(first) == [(TEMPLATE, f"2013-12-30T12|shop.raw_{value}") for value in ("app", "web")]
+    assert {extra[key]["rows"] for _, key, extra in first["events"]} == {1, 2}
+    made.begin_route("new")
+    made.run({"shop.raw_new": 4, "shop.raw_web": 1}, at_us=NOON + HOUR)
+    made.run({"main": 1}, at_us=NOON + 2 * HOUR)
+    second = airflow.run("frazil_partitions_shop")
+    assert len(second["events"]) == 2 + 4, "an hour of three tables, and another of the new one"
+    made.run({"shop.raw_app": 1}, at_us=NOON)
+    third = airflow.run("frazil_partitions_shop")
+    assert [(name, key) for name, key, _ in third["events"][6:]] == [
+        (f"{TEMPLATE}.reopened", "2013-12-30T12|shop.raw_app")
+    ]
+
+
+def test_a_held_window_of_a_templates_table_is_an_alert_of_the_route(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    route = {"by": "field", "name": "kind", "template": TEMPLATE, "complete": [TEMPLATE]}
+    spec = shop(**{"route": route, "complete": "hour", "complete-from": "2013-12-30T12:00:00Z"})
+    text = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (streams / "shop.yaml").write_text(json.dumps(text))
+    made = MadeRoute(spec, NOW_MS)
+    made.begin_route("web")
+    made.run({"shop.raw_web": 2}, at_us=NOON)
+    made.run({"main": 1}, at_us=NOON + HOUR)
+    view = seen_by(spec, TEMPLATE)
+    assert is_group(view)
+    seen = assess_group(load_catalog(None), view)
+    failed = GateOutcome(passed=False, note="a rule is broken")
+    signal_windows(load_catalog(None), *seen, clock_ms=NOW_MS, gates=lambda _, windows: dict.fromkeys(windows, failed))
+    active = measure_all(streams, Store())["active"]
+    (held,) = [one for one in active if "a rule is broken" in one["sentence"]]
+    assert (held["table"], "2013-12-30T12|shop.raw_web" in held["sentence"]) == ("route of shop", True)
 
 
 def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: Path) -> None:

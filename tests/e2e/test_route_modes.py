@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pyiceberg.exceptions import ForbiddenError
 
 from frazil.audit.declared import audit
 from frazil.audit.findings import FindingKind
+from frazil.cli.main import frazil
 from frazil.commit.merging import FOLDER
 from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.events import BatchCommitted, Event
+from frazil.signals.completion import assess_group, signal_windows
+from frazil.spec.routed_stream import is_group, seen_by
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
 
@@ -211,3 +215,32 @@ def test_changes_wait_for_a_table_that_cannot_be_made(
                 eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
     stream.catch_up()
     assert rows("test.of_c") == [(1, 3), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("mode", ["", UPSERT])
+def test_tables_that_the_template_makes_have_complete_windows(stream: Any, declare: Any, mode: str) -> None:
+    windows = "complete: hour\ncomplete-from: 2024-01-01T00:00:00Z\n"
+    template = "test.of_{value}"
+    route = f"route: {{by: field, name: note, template: '{template}', complete: ['{template}']}}\n"
+    declare(COMMIT + mode + windows + route)
+
+    def signalled() -> set[tuple[str, str, int, int]]:
+        view = seen_by(stream.spec, template)
+        assert is_group(view)
+        found = signal_windows(load_catalog(None), *assess_group(load_catalog(None), view), clock_ms=1)
+        return {(s.table, s.partition, s.revision, s.rows) for s in found}
+
+    stream.produce([record(1, "a", 1), record(2, "b", 2), record(3, "a", 3)])
+    stream.catch_up()
+    assert signalled() == set()
+    later = [json.dumps({"id": n, "at": "2024-01-01T01:30:00Z", "note": "c"}).encode() for n in range(4, 8)]
+    stream.produce(later, partitions=4)
+    stream.catch_up()
+    assert signalled() == {(f"test.of_{v}", "2024-01-01T00", 1, n) for v, n in (("a", 2), ("b", 1), ("c", 0))}
+    stream.produce([record(8, "b", 4)])
+    stream.catch_up()
+    assert signalled() == {("test.of_b", "2024-01-01T00", 2, 2)}
+    said = CliRunner().invoke(frazil, ["partitions", template, "--json", "--streams", str(stream.streams)])
+    assert [(one["table"], one["signalled-to"]) for one in json.loads(said.stdout)] == [
+        (f"test.of_{value}", "2024-01-01T01:00:00Z") for value in "abc"
+    ]

@@ -339,6 +339,30 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
     made.assert_whole()
 
 
+def test_spark_reads_compacts_and_expires_a_table_whose_small_manifests_a_writer_merged(
+    spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frazil.commit.manifest_merging.FAN_IN", 3)
+    made = Made(spark, tmp_path, name, "day(at)")
+    made.land(11)
+    newest = made.table.current_snapshot()
+    assert newest is not None
+    assert len(newest.manifests(made.table.io)) < 8
+    read = spark.table(f"default.maintain.{name}")
+    assert read.count() == made.landed
+    days = read.where("at >= TIMESTAMP '2013-12-31 00:00:00 UTC'").selectExpr("count(*)", "min(kafka_offset)").first()
+    assert tuple(days) == (made.landed // 2, 1)
+    changes = spark.read.option("start-snapshot-id", str(made.table.metadata.snapshots[3].snapshot_id)).option(
+        "end-snapshot-id", str(newest.snapshot_id)
+    )
+    added = changes.format("iceberg").load(f"default.maintain.{name}").count()
+    assert added == sum(int(s.summary["added-records"]) for s in made.table.metadata.snapshots[4:] if s.summary)
+    done = made.maintain(later=timedelta(hours=2))
+    assert [one.ending for one in done] == [Ending.DONE, Ending.DONE, Ending.DONE]
+    made.land(4)
+    made.assert_whole()
+
+
 @pytest.mark.parametrize("rows", [0, 5])
 def test_a_table_that_spark_replaced_is_noticed(spark: Any, tmp_path: Path, name: str, rows: int) -> None:
     made = Made(spark, tmp_path, name, "day(at)")

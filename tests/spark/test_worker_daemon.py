@@ -88,6 +88,15 @@ def test_what_is_installed_is_taken_before_sparks_archives_which_hold_no_compile
     assert ".zip" not in shown
 
 
+def test_no_archive_of_spark_is_read_again_before_each_task():
+    spark = Path(pyspark.__file__).parent
+    archives = [*(spark / "python" / "lib").glob("*.zip"), *(spark / "jars").glob("spark-core_*.jar")]
+    assert len(archives) == 3
+    program = "import sys; from frazil.stream.worker_daemon import preload; preload(); print(*sys.path_importer_cache)"
+    shown = checked(program, PYTHONPATH=":".join([*map(str, archives), os.environ.get("PYTHONPATH", "")])).stdout
+    assert not {path for path in shown.split() if path.startswith(str(spark)) and (".zip" in path or ".jar" in path)}
+
+
 def test_without_an_installed_pyspark_it_comes_from_the_archive(monkeypatch: pytest.MonkeyPatch):
     path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/python/lib/py4j-0.10.9.9-src.zip", "/nowhere"]
     monkeypatch.setattr(sys, "path", list(path))

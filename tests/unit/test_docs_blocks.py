@@ -35,6 +35,7 @@ from frazil.ingest.transform_sql import checked
 from frazil.quality import gate
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
 from frazil.spec.resources import Resources
+from frazil.status.cost import Prices
 from frazil.table import catalogs
 from tests.pages import Block, all_blocks, blocks, says
 
@@ -158,6 +159,9 @@ def hold_yaml(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hold_scraping(block)
     elif "spec" in keys:
         hold_pod_template(block, folder)
+    elif "cpu-hour" in keys:
+        (folder / "prices.yaml").write_text(block.text)
+        assert Prices.load(folder / "prices.yaml") == Prices(), "the defaults"
     elif block.text.startswith("# include/aggregations/"):
         file = Path(block.text.split()[1])
         (folder / file.name).write_text(block.text)

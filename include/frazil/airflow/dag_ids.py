@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from frazil.operations.message import page_path
+from frazil.spec.model import StreamSpec
+from frazil.spec.route import VALUE
+from frazil.spec.routed_stream import signalled_as
 
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
@@ -25,7 +28,16 @@ def writer_dag_id(stream: str) -> str:
 
 
 def partitions_dag_id(table: str) -> str:
+    """Return the id of a table's partition DAG.
+
+    The tables that a route's template creates have one DAG, with the stream's name, which has no dot.
+    """
     return f"frazil_partitions_{table}"
+
+
+def partitions_dag_of(spec: StreamSpec) -> str:
+    """Return the id of the partition DAG of the table that a stream sees as its own."""
+    return partitions_dag_id(spec.name if VALUE in signalled_as(spec) else spec.table.identifier)
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
@@ -59,7 +71,8 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
             return TaskSubject(task_id.removeprefix(STREAM_TASK) if task_id.startswith(STREAM_TASK) else None)
         return TaskSubject(dag_id.removeprefix(writer))
     if dag_id.startswith(partitions):
-        return TaskSubject(table=dag_id.removeprefix(partitions))
+        name = dag_id.removeprefix(partitions)
+        return TaskSubject(table=name) if "." in name else TaskSubject(name)
     if dag_id == AUDITS_DAG:
         return TaskSubject(label)
     if dag_id == MAINTENANCE_DAG:

@@ -16,7 +16,7 @@ from frazil.spec.conflicts import conflicts
 from frazil.spec.last_valid import STREAMS, find_declared
 from frazil.spec.load import find_stream, streams_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
-from frazil.spec.routed_stream import seen_by
+from frazil.spec.routed_stream import feeding, seen_by
 from frazil.spec.yaml_file import read_mapping
 
 
@@ -73,9 +73,9 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     names the table.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    feeding = [spec for one in found if one.spec is not None and (spec := seen_by(one.spec, table)) is not None]
+    specs = feeding((one.spec for one in found if one.spec is not None), table)
     unknown = any(one.spec is None and table in _text(one.path) for one in found)
-    return tuple(sorted(feeding, key=lambda s: s.name)) if feeding and not unknown else streams_of(folder, table)
+    return tuple(specs) if specs and not unknown else streams_of(folder, table)
 
 
 def has_no_stream(folder: Path, table: str) -> bool:

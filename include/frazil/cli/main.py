@@ -36,6 +36,7 @@ COMMANDS = {
     "run": "frazil.cli.run:run",
     "status": "frazil.cli.status:status",
     "health": "frazil.cli.health:health",
+    "cost": "frazil.cli.cost:cost",
     "pause": "frazil.cli.desired:pause",
     "resume": "frazil.cli.desired:resume",
     "restart": "frazil.cli.desired:restart",

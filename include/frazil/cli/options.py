@@ -126,6 +126,7 @@ def _completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., l
 _complete_streams = _completion(lambda spec: (spec.name,))
 _complete_tables = _completion(lambda spec: (spec.table.identifier, spec.dead_letter_table))
 streams_argument = click.argument("streams", nargs=-1, required=True, shell_complete=_complete_streams)
+any_streams_argument = click.argument("streams", nargs=-1, shell_complete=_complete_streams)
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:

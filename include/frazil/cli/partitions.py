@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,11 +17,11 @@ from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_until_us, format_time
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import Assessment, assess, release_window, resend_signals
+from frazil.signals.completion import Assessment, assess, assess_group, release_window, resend_signals
 from frazil.signals.signal import Signal
 from frazil.spec.load import streams_of, valid_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import never_complete
+from frazil.spec.routed_stream import is_group, never_complete
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import absent_table_error
@@ -52,6 +53,16 @@ class Partitions:
     signals: tuple[Signal, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateTable:
+    """One of the tables that a route's template created, as `--json` prints it."""
+
+    table: str
+    signalled_to: str | None
+    waits_for: str
+    held: tuple[str, ...]
+
+
 @click.command()
 @table_options
 @click.option("--last", default=24, show_default=True, help="How many of the latest signalled windows to show.")
@@ -77,7 +88,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     """Show which windows of TABLE are complete, and why the next window is not.
 
     The table's partition DAG signals complete windows; this command signals windows only with --send-again or
-    --release.
+    --release. The text of a route's template stands for all tables that it created.
 
     \b
     Example:
@@ -90,6 +101,11 @@ def partitions(  # noqa: PLR0913 - a command's options
     specs = _find_streams(streams_folder, table)
     table = specs[0].table.identifier
     catalog = open_existing_catalog(specs[0].table.catalog)
+    if is_group(specs[0]):
+        if held or again:
+            raise click.UsageError("--release and --send-again need one of the tables that the template created")
+        _show_group(_template_tables(assess_group(catalog, specs[0], limit=sys.maxsize)), as_json=as_json)
+        return
     by = f"by {current_user()}, frazil partitions"
     assessment = _assess(catalog, specs)
     if held and reason:
@@ -166,6 +182,26 @@ def _document(assessment: Assessment, last: int) -> Partitions:
         ),
         signals=tuple(newest[w] for w in sorted(newest)),
     )
+
+
+def _template_tables(assessments: Sequence[Assessment]) -> list[TemplateTable]:
+    found = []
+    for one in assessments:
+        cursor = one.signals.cursor
+        held = tuple(Window(us, cursor.grain).key for us in sorted(cursor.held)) if cursor else ()
+        signalled_to = None if cursor is None else format_time(cursor.through_us)
+        found.append(TemplateTable(one.signals.table, signalled_to, one.decision.reason, held))
+    return found
+
+
+def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
+    if as_json:
+        echo_json(found)
+    elif found:
+        rows = [(one.table, one.signalled_to or "nothing yet", ", ".join(one.held), one.waits_for) for one in found]
+        echo_table(("table", "signalled to", "held", "next"), rows)
+    else:
+        echo("the template has created no table yet")
 
 
 def _show(found: Partitions) -> None:

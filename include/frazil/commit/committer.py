@@ -284,6 +284,7 @@ class Committer:
             **{name: str(count) for name, count in counts.items() if count},
             **reasons_summary(journal.reasons),
             **windows_summary(journal.windows),
+            **(journal.cost.summary() if journal.cost else {}),
             "frazil.commit-record": self._tables.journals.path(journal.key),
         }
 

@@ -17,6 +17,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from frazil.commit.cost import BatchCost
 from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
@@ -73,6 +74,8 @@ class Journal:
     """Number of values that lenient casts converted."""
     other_events: int = 0
     """Number of events that change no row; see `StageResult.other_events`."""
+    cost: BatchCost | None = None
+    """The cost of the batch; None in a journal of an earlier version."""
     reasons: Reasons = field(default_factory=dict)
     """Number of new dead letters by error class; empty in a journal of an earlier version."""
 
@@ -128,6 +131,7 @@ class Journal:
                 **({"without-columns": self.without_columns} if self.without_columns else {}),
                 **({"cast": self.cast} if self.cast else {}),
                 **({"other-events": self.other_events} if self.other_events else {}),
+                **({"cost": self.cost.to_json()} if self.cost else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
             separators=(",", ":"),
@@ -167,6 +171,7 @@ class Journal:
             without_columns=raw.get("without-columns", 0),
             cast=raw.get("cast", 0),
             other_events=raw.get("other-events", 0),
+            cost=BatchCost.from_json(raw["cost"]) if raw.get("cost") else None,
             reasons=reasons_from_json(raw.get("reasons", {})),
         )
 

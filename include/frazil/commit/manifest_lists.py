@@ -18,6 +18,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.manifest_writing import AvroEncoding, PreparedAvroFile
 from frazil.table.recent import Recent
+from frazil.table.storage_requests import count_request
 
 MAX_CACHED = 32
 """Enough for the tables and open branch of a stream, before and after a commit, and for failed attempts."""
@@ -64,6 +65,7 @@ def add_manifests(
 ) -> None:
     """Write a snapshot's manifests as one block of its list. Reuses entries encoded for the parent's list."""
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
+    count_request("writes", snapshot.manifest_list)
     avro = writer._writer
     write_record = avro.writer
     entries = {}
@@ -90,6 +92,7 @@ class _Verbatim:
 def _list_entries(snapshot: Snapshot, file_io: FileIO) -> dict[str, _ListEntry]:
     entries = _cache.get(snapshot.manifest_list)
     if entries is None:
+        count_request("reads", snapshot.manifest_list)
         entries = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
     _cache.keep(snapshot.manifest_list, entries)
     return entries

@@ -8,10 +8,11 @@ fields that PyIceberg does not know. Copying keeps these fields unchanged.
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -30,7 +31,6 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    ManifestWriter,
     ManifestWriterV2,
     data_file_with_partition,
     manifest_entry_schema_with_data_file,
@@ -46,6 +46,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.table.recent import Recent
+from frazil.table.storage_requests import count_request
 
 FORMAT_VERSION: Literal[2] = 2
 
@@ -86,6 +87,14 @@ MAX_CACHED_ENCODINGS = 64
 """Maximum number of cached encodings: two for each of a stream's tables."""
 
 
+MAX_KEPT_MANIFESTS = 256
+"""Maximum number of manifests whose entries are kept in memory: about two kilobytes for each file."""
+MAX_KEPT_FILES = 32
+"""Maximum number of files of a commit whose entries are kept: manifests of large commits are few."""
+MAX_KEPT_ENTRIES = 1_024
+"""Number of entries from which on a merged manifest is large enough, and not merged again."""
+
+
 @dataclass(frozen=True, slots=True)
 class _ManifestEncoding:
     """The Avro encoding and header metadata that manifests with the same layout, content and codec share."""
@@ -111,6 +120,7 @@ class _Writer(ManifestWriterV2):
         snapshot_id: int,
         copied: CopiedEntries | None = None,
     ) -> None:
+        count_request("writes", path)
         output = CountedOutput(table.io.new_output(path))
         super().__init__(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata))
         self._layout, self._content, self._copied = layout, content, copied
@@ -122,6 +132,16 @@ class _Writer(ManifestWriterV2):
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
         encoding = self._encoding() if self._copied is None else self._copied_encoding(self._copied)
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
+
+    def record(self) -> RecordingWriter:
+        """Keep the data files of the entries that are written from now on."""
+        encoding = self._encoding()
+        fields: Any = encoding.avro.writer
+        *others, (_, of_data_file) = fields.field_writers
+        meta = {**encoding.metadata, SCHEMA_KEY: encoding.avro.schema_json}
+        recorder = RecordingWriter(encoding.avro.file_schema, meta, others, of_data_file)
+        self._writer.writer = recorder  # type: ignore[assignment]
+        return recorder
 
     def _copied_encoding(self, copied: CopiedEntries) -> _ManifestEncoding:
         writer: Any = copied.writer()
@@ -164,7 +184,7 @@ def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
         )
         for file in files
     )
-    return _write(entries, layout, content, path=path, table=table, snapshot_id=snapshot_id)
+    return _write(entries, layout, content, path=path, table=table, snapshot_id=snapshot_id, keep=True)
 
 
 def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its place
@@ -183,13 +203,35 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
 
 
+def write_merged(
+    merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
+) -> ManifestFile:
+    """Write the entries of manifests of the same kind into one manifest, as existing files."""
+    first = next(iter(merged))
+    layout = Layout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
+    entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
+    together = tuple(data_file for written in merged.values() for data_file in written.copied.data_files)
+    copied = replace(merged[first].copied, data_files=together)
+    made = _write(entries, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
+    if len(entries) < MAX_KEPT_ENTRIES:
+        recently_written.keep(path, WrittenEntries(copied, tuple(entries)))
+    for manifest in merged:
+        recently_written.forget(manifest.manifest_path)
+    return made
+
+
 def _updated_entry(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
+    status = ManifestEntryStatus.DELETED if deleted else ManifestEntryStatus.EXISTING
+    return _entry(entry, entry.data_file, status, snapshot_id if deleted else entry.snapshot_id)
+
+
+def _entry(entry: ManifestEntry, file: DataFile, status: ManifestEntryStatus, snapshot_id: int | None) -> ManifestEntry:
     return ManifestEntry.from_args(
-        status=ManifestEntryStatus.DELETED if deleted else ManifestEntryStatus.EXISTING,
-        snapshot_id=snapshot_id if deleted else entry.snapshot_id,
+        status=status,
+        snapshot_id=snapshot_id,
         sequence_number=entry.sequence_number,
         file_sequence_number=entry.file_sequence_number,
-        data_file=entry.data_file,
+        data_file=file,
     )
 
 
@@ -202,12 +244,29 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
     copied: CopiedEntries | None = None,
+    keep: bool = False,
 ) -> ManifestFile:
-    writer: ManifestWriter
-    with _Writer(layout, content, path, table=table, snapshot_id=snapshot_id, copied=copied) as writer:
+    """Write a manifest. With `keep`, its entries are kept in memory for a later merge of small manifests."""
+    written = []
+    writer = _Writer(layout, content, path, table=table, snapshot_id=snapshot_id, copied=copied)
+    with writer:
+        recorder = writer.record() if keep else None
         for entry in entries:
             writer.add_entry(entry)
+            if recorder:
+                written.append(_without_statistics(entry))
+    if recorder and len(written) <= MAX_KEPT_FILES:
+        recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
+
+
+def _without_statistics(entry: ManifestEntry) -> ManifestEntry:
+    """Return what a manifest counts of an entry whose data file is copied."""
+    file = entry.data_file
+    slim = DataFile.from_args(
+        content=file.content, file_path=file.file_path, partition=file.partition, record_count=file.record_count
+    )
+    return _entry(entry, slim, entry.status, entry.snapshot_id)
 
 
 def manifest_content(content: DataFileContent) -> ManifestContent:
@@ -282,10 +341,15 @@ class CopiedEntries:
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
 
+    @property
+    def kind(self) -> frozenset[tuple[str, str]]:
+        """Equal for manifests whose entries have the same fields and table schema."""
+        return frozenset((key, text) for key, text in self.header.items() if key != AVRO_CODEC_KEY)
+
     @classmethod
-    def from_manifest(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
+    def from_manifest(cls, manifest: ManifestFile, file_io: FileIO) -> CopiedEntries | None:
         """Copy a manifest's live entries; None for format version 1, whose entries have other fields."""
-        file = _Blocks(io.new_input(manifest.manifest_path))
+        file = _Blocks(file_io.new_input(manifest.manifest_path))
         with file:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
                 return None
@@ -318,6 +382,54 @@ class CopyingWriter:
             if number is not None:
                 encoder.write_int(number)
         encoder.write(next(self.data_files))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingWriter:
+    """Replaces Avro's record writer, and keeps the encoded data files of the entries."""
+
+    schema: Schema
+    header: Mapping[str, str]
+    fields: Sequence[tuple[int, Writer]]
+    of_data_file: Writer
+    data_files: list[bytes] = field(default_factory=list)
+
+    def write(self, encoder: BinaryEncoder, entry: ManifestEntry) -> None:
+        for position, writer in self.fields:
+            writer.write(encoder, entry[position])
+        buffer = io.BytesIO()
+        self.of_data_file.write(BinaryEncoder(buffer), entry.data_file)
+        self.data_files.append(buffer.getvalue())
+        encoder.write(self.data_files[-1])
+
+    def copied(self) -> CopiedEntries:
+        return CopiedEntries(self.schema, self.header, tuple(self.data_files))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEntries:
+    """The entries of a manifest that this process wrote. The statistics of their files are only in the copies."""
+
+    copied: CopiedEntries
+    entries: tuple[ManifestEntry, ...]
+
+    def existing(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
+        """Yield the entries as those of existing files. Added files have the manifest's numbers."""
+        for entry in self.entries:
+            if entry.status is ManifestEntryStatus.EXISTING:
+                yield entry
+            else:
+                yield ManifestEntry.from_args(
+                    status=ManifestEntryStatus.EXISTING,
+                    snapshot_id=manifest.added_snapshot_id,
+                    sequence_number=manifest.sequence_number,
+                    file_sequence_number=manifest.sequence_number,
+                    data_file=entry.data_file,
+                )
+
+
+recently_written = Recent[WrittenEntries](MAX_KEPT_MANIFESTS)
+"""The entries of manifests that this process wrote and has not merged, by path."""
 
 
 class _Blocks(AvroFile[ManifestEntry]):

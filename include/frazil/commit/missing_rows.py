@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -16,7 +16,6 @@ from frazil.commit.followers import (
     Followers,
     Gone,
     check_routed_not_rolled_back,
-    decided_journals,
     explain_error,
     make_behind,
     missing_journals,
@@ -124,11 +123,14 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
 
 
 def first_missing_batch(
-    tables: StreamTables, default_marker: Marker, target: Target, marker: Marker
+    decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch that a routed table is missing, from both markers; None if it has all rows."""
+    """Return the first batch that a routed table is missing, from both markers; None if it has all rows.
+
+    `decided` returns the `decided_journals` of the default table.
+    """
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None
-    waiting = [journal for journal in decided_journals(tables, default_marker) if target in journal.routed]
+    waiting = [journal for journal in decided() if target in journal.routed]
     return min((journal.key for journal in later_journals(marker, waiting)), default=None)

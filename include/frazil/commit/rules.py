@@ -19,7 +19,7 @@ from frazil.commit.marker import Fate, Marker, keep_same_topics, open_branch
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
-from frazil.table.branches import MAIN
+from frazil.table.branches import MAIN, head_of
 
 
 class Continuity(Enum):
@@ -53,9 +53,10 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
     the marker. If the chain ends above that sequence number, at an expired parent, the history has only expired. The
     exception is a chain that ends at a snapshot which replaced the whole table.
     """
+    current = head_of(metadata)
+    if current is not None and current.snapshot_id == marker.snapshot_id:
+        return  # the usual case, without a look at each snapshot
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
-    ref = metadata.refs.get(MAIN)
-    current = snapshots.get(ref.snapshot_id) if ref else None
     while current is not None:
         if current.snapshot_id == marker.snapshot_id:
             return

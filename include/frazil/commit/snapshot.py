@@ -37,6 +37,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
 from frazil.commit.manifest_lists import ListWriter, add_manifests, live_manifests
+from frazil.commit.manifest_merging import MergedManifest, merge_manifests
 from frazil.commit.manifest_writing import (
     Layout,
     avro_codec,
@@ -102,6 +103,10 @@ class SnapshotWriter:
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
     attempts: list[Prepared] = field(default_factory=list)
+    merged: MergedManifest | None = None
+    """Small manifests of main, merged for the first attempt."""
+    merged_in: set[str] = field(default_factory=set)
+    """Paths of the manifest lists that have the merged manifest."""
 
     @property
     def undecided(self) -> bool:
@@ -109,7 +114,8 @@ class SnapshotWriter:
 
     @property
     def _written(self) -> list[ManifestFile]:
-        return [*self.manifests, *(self.base.written if self.base else ())]
+        merged = (self.merged.manifest,) if self.merged else ()
+        return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """Return the next attempt, based on the metadata of `table`. `summary` is added to the snapshot's summary."""
@@ -119,7 +125,7 @@ class SnapshotWriter:
         if not self.manifests:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
-        base = self.base or Base(live_manifests(parent, table.io), (), parent.summary if parent else None)
+        base = self.base or self._base(table, parent, path, self.snapshot_id)
         number = metadata.next_sequence_number() + self.earlier_snapshots
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
@@ -152,6 +158,16 @@ class SnapshotWriter:
         self.attempts.append(prepared)
         return prepared
 
+    def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> Base:
+        """Return the branch's live manifests. The first attempt on main merges small ones, if there are many."""
+        stays = live_manifests(parent, table.io)
+        if self.branch == MAIN and self.files and not self.attempts:
+            self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
+        fewer = self.merged.applied(stays) if self.merged else None
+        if fewer:
+            self.merged_in.add(path)
+        return Base(fewer or stays, (), parent.summary if parent else None)
+
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
         """Require main's head for a branch's first snapshot, which could set sequence numbers back."""
         main = head_of(metadata)
@@ -168,20 +184,24 @@ class SnapshotWriter:
         manifests are unnecessary only if no later snapshot lists them.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
-        if len(waste) == len(self.attempts) and not self._manifests_in(table):
-            waste += [m.manifest_path for m in self._written]
-            self.manifests = []
+        written = {m.manifest_path for m in self._written}
+        if len(waste) == len(self.attempts):
+            if not self._listed(written, table):
+                waste += sorted(written)
+                self.manifests = []
+        elif self.merged and self.merged_in.issubset(waste):  # a later attempt landed without it
+            merged = {self.merged.manifest.manifest_path}
+            waste += [] if self._listed(merged, table) else sorted(merged)
         self.attempts = [a for a in self.attempts if a.snapshot.manifest_list not in waste]
         for path in waste:
             with contextlib.suppress(FileNotFoundError):  # expired, and deleted by the expiry
                 table.io.delete(path)
 
-    def _manifests_in(self, table: Table) -> bool:
-        """Return whether a snapshot since the first attempt lists one of the written manifests."""
-        ours = {m.manifest_path for m in self._written}
+    def _listed(self, ours: Collection[str], table: Table) -> bool:
+        """Return whether a snapshot since the first attempt lists one of these manifests."""
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
-            not ours.isdisjoint(m.manifest_path for m in snapshot.manifests(table.io))
+            any(m.manifest_path in ours for m in snapshot.manifests(table.io))
             for snapshot in table.metadata.snapshots
             if (snapshot.sequence_number or 0) >= first
         )

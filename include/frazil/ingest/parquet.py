@@ -6,6 +6,7 @@ import base64
 import io as memory
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -75,24 +76,38 @@ class FileLayout:
     @classmethod
     def of(cls, table: TargetTable, target: Target) -> FileLayout:
         """Parse a table's metadata. Raises SpecError for a table property with an invalid value."""
-        schema = Schema.model_validate_json(table.schema_json)
-        spec = PartitionSpec.model_validate_json(table.spec_json)
-        properties = table.properties
-        return cls(
-            target=target,
-            schema=schema,
-            spec=spec,
-            order=SortOrder.model_validate_json(table.sort_order_json),
-            arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
-            row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
-            row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
-            modern=_allows_v2(properties),
-            writer_options=_writer_options(properties),
-            statistics=compute_statistics_plan(schema, dict(properties)),
-            column_ids=parquet_path_to_id_mapping(schema),
-            partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
-            content=table.content,
-        )
+        properties = tuple(sorted(table.properties.items()))
+        return _parse(target, table.schema_json, table.spec_json, table.sort_order_json, properties, table.content)
+
+
+@lru_cache(maxsize=16)
+def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
+    target: Target,
+    schema_json: str,
+    spec_json: str,
+    sort_order_json: str,
+    all_properties: tuple[tuple[str, str], ...],
+    content: Content,
+) -> FileLayout:
+    """Parse a layout. Cached, because a worker stages one small batch of a table after the other."""
+    schema = Schema.model_validate_json(schema_json)
+    spec = PartitionSpec.model_validate_json(spec_json)
+    properties = dict(all_properties)
+    return FileLayout(
+        target=target,
+        schema=schema,
+        spec=spec,
+        order=SortOrder.model_validate_json(sort_order_json),
+        arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
+        row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
+        row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
+        modern=_allows_v2(properties),
+        writer_options=_writer_options(properties),
+        statistics=compute_statistics_plan(schema, properties),
+        column_ids=parquet_path_to_id_mapping(schema),
+        partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
+        content=content,
+    )
 
 
 def _positive_integer(properties: Mapping[str, str], name: str, default: int) -> int:

@@ -73,7 +73,7 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
         return Pins()
     signals = TableSignals.load(catalog, maintained.identifier)
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    newest = signals.after(max(signals.number - RECENT_SIGNALS, 0))
+    newest = signals.recent(RECENT_SIGNALS)
     named = frozenset(s.snapshot_id for s in newest if s.signalled_at_ms >= since_ms)
     return Pins(signals.cursor, named)
 

@@ -35,6 +35,13 @@ def count_rows(table: Table, windows: Collection[Window], *, column: str, snapsh
     return {window: counts[window.start_us] for window in windows}
 
 
+def earliest_us(table: Table, *, column: str) -> int | None:
+    """Return the lowest event time in the table's files (us since 1970), from manifest entries; None if unknown."""
+    field = table.schema().find_field(column)
+    bounds = (_bounds(task.file, field) for task in table.scan().plan_files())
+    return min((each[0] for each in bounds if each is not None), default=None)
+
+
 def count_added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
     """Return the number of rows that a snapshot added to windows covered by the cursor, by window start."""
     field = table.schema().find_field(column)

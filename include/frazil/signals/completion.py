@@ -7,17 +7,21 @@ reads manifests only if a summary does not suffice. Rows are counted, and gates 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
+from itertools import accumulate
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.followers import decided_journals
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.journal import parse_key
+from frazil.commit.journal import Journal, parse_key
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
 from frazil.commit.missing_rows import first_missing_batch
@@ -36,15 +40,19 @@ from frazil.partitions.completeness import (
     slowest_partition,
     waiting_text,
 )
-from frazil.partitions.window_rows import count_rows
+from frazil.partitions.window_rows import count_rows, earliest_us
 from frazil.partitions.windows import Grain, Window, microseconds, windows_between
 from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals, append_signals
+from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, never_complete
+from frazil.spec.routed_stream import RoutedStream, never_complete, signalled_as
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors, open_existing_catalog
 from frazil.table.lost import find_lost_table
+from frazil.table.made_tables import load_route_tables, route_value, tables_named_like
+from frazil.table.parallel import in_parallel
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +90,130 @@ class Assessment:
         uuid = str(self.table.metadata.table_uuid)
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether windows can be signalled, or the table's first cursor can be written."""
+        return bool(self.decision.windows) or (self.signals.cursor is None and self.cursor is not None)
+
 
 def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
     """Assess the table that these streams feed.
 
     Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
-    table; they declare the same windows. At most `limit` windows complete. Raises MarkerUnreadable, TableLost, and the
-    errors of `catalog_errors`.
+    table; they declare the same windows. At most `limit` windows complete. Raises MarkerUnreadable, TableLost,
+    SpecError if another stream or user created a table that is named like a template's, and the errors of
+    `catalog_errors`.
     """
-    spec = specs[0]
-    if spec.window is None:
+    if specs[0].window is None:
         return None
     # The signals come first: if another process signals after this, the append finds the cursor moved.
-    signals = TableSignals.load(catalog, spec.table.identifier)
+    signals = TableSignals.load(catalog, specs[0].table.identifier)
     with catalog_errors(catalog.name):
         try:
-            table = catalog.load_table(spec.table.identifier)
+            table = catalog.load_table(specs[0].table.identifier)
         except NoSuchTableError:
             table = None
     if table is None:
         if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)
         return None
+    created = [spec for spec in specs if not _made_elsewhere(spec, table)]
+    if not created:
+        raise SpecError(f"{specs[0].name} did not create {signals.table}, so none of its windows is signalled")
+    return _assess(table, created, signals, limit=limit)
+
+
+def assess_group(
+    catalog: Catalog, spec: RoutedStream, *, limit: int = MAX_WINDOWS, reopened: bool = True
+) -> list[Assessment]:
+    """Assess the tables that a route's template created, except those that the declaration names.
+
+    Without `reopened`, late rows are not searched, and only tables that may have a complete window are loaded. At most
+    `limit` windows complete. A table that cannot be read is logged and left out. Raises the errors of `assess` if no
+    table can be read.
+    """
+    route = spec.route
+    if route is None or spec.window is None:
+        return []
     grain = Grain(spec.window)
-    feeds = find_feeds(table, specs)
+    signals = TableSignals.load(catalog, spec.table.identifier)
+    with catalog_errors(catalog.name):
+        # The default table comes first: the rows of its batches are in the tables that are loaded later, or missing.
+        decided = DecidedBatches.load(catalog, spec)
+        bound_us = decided.feed(spec).complete_until_us
+        own = {*route.tables.values(), *route.complete, spec.default_table, spec.dead_letter_table}
+        found = {name: signals.of(name) for name in tables_named_like(catalog, route) if name not in own}
+        names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
+        has_begun = any(its.cursor is not None for its in found.values())
+        each = max(limit // max(len(names), 1), 1)
+
+    def assess_one(name: str) -> Assessment | Exception | None:
+        try:
+            table = load_route_tables(catalog, route, stream=spec.name, names=[name]).get(name)
+            if table is None:
+                return None
+            begin_us = None
+            if has_begun and found[name].cursor is None and bound_us is not None:
+                begin_us = _first_window_us(earliest_us(table, column=spec.event_time.column), bound_us, grain)
+            return _assess(table, [spec.of_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
+        except Exception as error:  # whatever a catalog or a storage raises: the others are still signalled
+            log.exception("%s: cannot read its windows", name)
+            return error
+
+    results = in_parallel(assess_one, names)
+    assessments = [one for one in results if isinstance(one, Assessment)]
+    if not assessments and (errors := [one for one in results if isinstance(one, Exception)]):
+        raise errors[0]
+    passed = accumulate(len(one.decision.windows) for one in assessments)
+    return [one for one, windows in zip(assessments, passed, strict=True) if windows <= limit] or assessments[:1]
+
+
+def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
+    table: Table,
+    specs: Sequence[StreamSpec],
+    signals: TableSignals,
+    *,
+    limit: int,
+    decided: DecidedBatches | None = None,
+    begin_us: int | None = None,
+) -> Assessment:
+    """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
+    spec = specs[0]
+    grain, name = Grain(spec.window or ""), signalled_as(spec)
+    signals = dataclasses.replace(signals, group=name if name != spec.table.identifier else None)
+    feeds = find_feeds(table, specs, decided)
     cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
         nothing = WindowDecision((), {}, None, None, _behind_message(spec.table.identifier))
         return Assessment(table, tuple(specs), grain, feeds, signals, nothing)
-    with catalog_errors(catalog.name):
+    with catalog_errors(table.catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
-    begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
+    begin_us = begin_us if spec.complete_from is None else microseconds(spec.complete_from)
     decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
+
+
+def _made_elsewhere(spec: StreamSpec, table: Table) -> bool:
+    """Whether only the template of the stream's route names the table, and it did not create it."""
+    if not isinstance(spec, RoutedStream) or spec.route is None or not spec.is_made:
+        return False
+    return route_value(table.properties, spec.table.identifier, spec.route, stream=spec.name) is None
+
+
+def _first_window_us(earliest_us: int | None, bound_us: int, grain: Grain) -> int:
+    """Return the start of the first window of a new table: that of its first rows, or the one that is open now.
+
+    Rows with times long ago do not start thousands of windows.
+    """
+    open_us = grain.floor(bound_us)
+    first_us = open_us if earliest_us is None else min(grain.floor(earliest_us), open_us)
+    return max(first_us, open_us - MAX_WINDOWS * grain.us)
+
+
+def _may_signal(cursor: Cursor | None, bound_us: int | None, spec: StreamSpec) -> bool:
+    if bound_us is None:
+        return False
+    return cursor is None or cursor.grain != spec.window or cursor.through_us + cursor.grain.us <= bound_us
 
 
 def _behind_message(table: str) -> str:
@@ -136,16 +235,22 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
     return metadata.next_sequence_number() <= cursor.sequence_number
 
 
-def find_feeds(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
-    """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started."""
+def find_feeds(table: Table, specs: Iterable[StreamSpec], decided: DecidedBatches | None = None) -> tuple[Feed, ...]:
+    """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started.
+
+    Unless it is given, `decided` is loaded for a table of a route.
+    """
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
-        _find_feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
+        _find_feed(table, stream, declared.get(stream), markers.get(stream), decided)
+        for stream in sorted({*declared, *markers})
     )
 
 
-def _find_feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+def _find_feed(
+    table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None, decided: DecidedBatches | None
+) -> Feed:
     """Return one feeding stream, without a watermark if its position cannot be trusted."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
@@ -154,7 +259,7 @@ def _find_feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marke
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
-        return find_routed_feed(table, spec, marker)
+        return _find_routed_feed(table, spec, marker, decided or DecidedBatches.load(table.catalog, spec))
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
@@ -167,16 +272,24 @@ def _find_feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marke
 
 
 def signal_windows(
-    catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None
+    catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
-    """Append the assessment's windows to `frazil.signals`, once each. Append nothing if another process was faster."""
+    """Append the assessments' windows to `frazil.signals`, once each. Append nothing if another process was faster.
+
+    Several assessments are those of a group's tables.
+    """
+    appends = [append for one in seen if (append := _append(one, clock_ms=clock_ms, gates=gates)) is not None]
+    if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
+        return ()
+    return tuple(signal for append in appends for signal in append.signals)
+
+
+def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Append | None:
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
-    if cursor is None or head is None:
-        return ()
+    if cursor is None or head is None or not seen.has_work:
+        return None
     windows = seen.decision.windows
-    if not windows and seen.signals.cursor is not None:
-        return ()
     rows = count_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
     filled = [window for window in windows if rows[window]]
     gate_results = gates(seen, filled) if gates and filled else {}
@@ -203,7 +316,7 @@ def signal_windows(
     ]
     held = (cursor.held - {s.start_us for s in signals}) | {s.start_us for s in signals if not s.sent}
     moved = dataclasses.replace(cursor, held=held)
-    return tuple(signals) if append_signals(catalog, seen.signals, signals, moved, clock_ms=clock_ms) else ()
+    return Append(seen.signals, signals, moved)
 
 
 def _revisions(seen: Assessment) -> dict[Window, int]:
@@ -258,7 +371,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
             signalled_at_ms=clock_ms,
         )
         moved = dataclasses.replace(cursor, held=cursor.held - {window.start_us})
-        if append_signals(catalog, signals, [freed], moved, clock_ms=clock_ms):
+        if append_signals(catalog, Append(signals, [freed], moved), clock_ms=clock_ms):
             return freed
 
 
@@ -282,7 +395,7 @@ def resend_signals(
             dataclasses.replace(newest[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
             for w in sorted(windows)
         ]
-        if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):
+        if append_signals(catalog, Append(signals, again, signals.cursor), clock_ms=clock_ms):
             return tuple(again)
 
 
@@ -295,33 +408,67 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
     return f"`frazil partitions {table}` shows why it waits"
 
 
-def find_routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
-    """Return the stream's watermark after the last batch whose rows the table has completely.
+@dataclass(frozen=True)
+class DecidedBatches:
+    """The batches that a stream's default table has decided."""
 
-    The default table is loaded after this table, so its newer batches count as missing. Raises MarkerUnreadable, and
-    the errors of catalog and storage.
-    """
-    stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
+    table: Table | None = None
+    marker: Marker | None = None
+    problem: str | None = None
+    """Why the default table's watermark cannot be used."""
+
+    @classmethod
+    def load(cls, catalog: Catalog, spec: RoutedStream) -> DecidedBatches:
+        """Load the default table. Raises MarkerUnreadable, and the errors of catalog and storage."""
+        try:
+            table = catalog.load_table(spec.default_table)
+            marker = read_marker(table.properties, spec.name)
+            if marker is None:
+                return cls(problem=f"its default table {spec.default_table} has no marker")
+            check_ancestry(table.metadata, marker, table=spec.default_table)
+        except NoSuchTableError:
+            return cls(problem=f"its default table {spec.default_table} does not exist")
+        except RolledBack as error:
+            return cls(problem=str(error))
+        return cls(table, marker)
+
+    @cached_property
+    def _unfinished(self) -> tuple[Journal, ...]:
+        """The journals of batches that some routed table may be missing, read once for all tables."""
+        if self.table is None or self.marker is None:
+            return ()
+        tables = StreamTables.open(self.marker.stream, {"main": self.table}, clock_ms=clock.now_ms)
+        return tuple(decided_journals(tables, self.marker))
+
+    def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
+        """Return the first decided batch that a routed table is missing; None if it has all rows."""
+        if self.marker is None:
+            return None
+        return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
+
+    def feed(self, spec: StreamSpec) -> Feed:
+        """Return the stream's watermark after the last decided batch."""
+        lateness_us = spec.lateness // timedelta(microseconds=1)
+        if (marker := self.marker) is None:
+            return Feed(spec.name, None, lateness_us, problem=self.problem)
+        offsets = keep_topics(marker.offsets, spec.source.reads)
+        holder = slowest_partition(marker.max_event_times_us, partitions=offsets, idle=marker.idle)
+        return Feed(spec.name, marker.watermark_us, lateness_us, holder)
+
+
+def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DecidedBatches) -> Feed:
+    """Return the stream's watermark after the last batch whose rows the table has completely."""
+    stream, feed = spec.name, decided.feed(spec)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
-        default_table = table.catalog.load_table(spec.default_table)
-        decided = read_marker(default_table.properties, stream)
-        if decided is None:
-            return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} has no marker")
-        check_ancestry(default_table.metadata, decided, table=spec.default_table)
-    except NoSuchTableError:
-        return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
     except RolledBack as error:
-        return Feed(stream, None, lateness_us, problem=str(error))
-    tables = StreamTables.open(stream, {"main": default_table}, clock_ms=clock.now_ms)
-    first = first_missing_batch(tables, decided, spec.table.identifier, marker)
-    if first is not None:
-        problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
-        before_us = _watermark_before(default_table, stream, first)
-        return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
-    offsets = keep_topics(decided.offsets, spec.source.reads)
-    holder = slowest_partition(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
-    return Feed(stream, decided.watermark_us, lateness_us, holder)
+        return Feed(stream, None, feed.lateness_us, problem=str(error))
+    first = decided.first_missing(spec.table.identifier, marker)
+    if decided.table is None or first is None:
+        return feed
+    problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
+    before_us = _watermark_before(decided.table, stream, first)
+    return Feed(stream, before_us, feed.lateness_us, problem=None if before_us is not None else problem)
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:

@@ -3,6 +3,9 @@
 Each append is a compare-and-swap, so a signal happens once. The cursor of each table is a property of `frazil.signals`,
 and moves in the same update. If the cursor has moved meanwhile, nothing is appended. Airflow's events are derived from
 the rows.
+
+The tables that a route's template creates are a group, named like the template. Their signals have the group's numbers,
+so that one number shows which of them Airflow has.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import dataclasses
 import json
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
+from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan, StartsWith
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
@@ -31,6 +36,7 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
+from frazil.spec.route import VALUE
 from frazil.spec.type_ends import rows_between
 from frazil.table.catalogs import catalog_errors
 from frazil.table.declared import DeclaredTable
@@ -48,23 +54,56 @@ TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
 
 @dataclass(frozen=True, slots=True)
 class TableSignals:
-    """The signals of one table, as of the time when `frazil.signals` was loaded."""
+    """The signals of one table or group, as of the time when `frazil.signals` was loaded."""
 
     table: str
     cursor: Cursor | None
+    """The table's cursor; None before the first signal, and for a group."""
     number: int
-    """The number of the table's last signal; 0 if it has none."""
+    """The number of the last signal; 0 if there is none."""
     at: Table | None
+    group: str | None = None
+    """The group to which the table belongs."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
-        """Load the signals of one table. Raises MarkerUnreadable if a newer version or a user wrote the cursor."""
+        """Load the signals of one table or group.
+
+        Raises MarkerUnreadable if a newer version or a user wrote the cursor.
+        """
         with catalog_errors(catalog.name):
             try:
                 signals = catalog.load_table(IDENTIFIER)
             except NoSuchTableError:
                 return cls(table, None, 0, None)
-        return cls(table, *_read_cursor(signals, table), signals)
+        return cls(table, None, 0, signals).of(table)
+
+    def of(self, table: str) -> TableSignals:
+        """Return the signals of another table, as of the same time."""
+        if self.at is None:
+            return TableSignals(table, None, 0, None)
+        return TableSignals(table, *_read_cursor(self.at, table), self.at, _read_group(self.at, table))
+
+    def members(self) -> list[TableSignals]:
+        """Return the signals of each table of this group; for a table, only its own."""
+        if self.at is None or VALUE not in self.table:
+            return [self]
+        own = [name for name in self.at.properties if name.startswith(PROPERTY_PREFIX)]
+        found = (self.of(name.removeprefix(PROPERTY_PREFIX)) for name in own)
+        return [one for one in found if one.group == self.table]
+
+    def event_key(self, signal: Signal) -> str:
+        """Return the partition key of a signal's event. In a group's events, the table follows the window."""
+        return f"{signal.partition}|{signal.table}" if VALUE in self.table else signal.partition
+
+    def held(self) -> list[Signal]:
+        """Return the signals of the windows that a quality gate holds."""
+        found = list[Signal]()
+        for one in self.members():
+            if one.cursor is not None and (starts := one.cursor.held):
+                newest = one.newest(from_us=min(starts), to_us=max(starts) + 1)
+                found += [s for s in newest.values() if not s.sent]
+        return found
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
         """Return the last signal of each window that begins in `[from, to)`."""
@@ -77,12 +116,17 @@ class TableSignals:
             return ()
         return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
 
+    def recent(self, count: int) -> tuple[Signal, ...]:
+        """Return at least the last `count` signals, in order."""
+        shared = TableSignals(self.group, None, 0, self.at).members() if self.group else [self]
+        return self.after(max(self.number - count * len(shared), 0))
+
     def _since(self, number: int) -> BooleanExpression:
         """Return a filter for the days that may have signals after a number, from summaries of unexpired appends."""
         starts = []
         for snapshot in ancestors(self.at.metadata) if self.at else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
-            if summary.get(TABLE_KEY) != self.table:
+            if summary.get(TABLE_KEY) != (self.group or self.table):
                 continue
             starts.append(int(summary[FROM_KEY]))
             if int(summary["frazil.number"]) <= number + 1:
@@ -92,9 +136,13 @@ class TableSignals:
     def _scan(self, rows: BooleanExpression) -> tuple[Signal, ...]:
         if self.at is None:
             return ()
-        own = And(EqualTo(term="table", value=self.table), rows)
-        signals = map(from_row, self.at.scan(row_filter=own).to_arrow().to_pylist())
-        return tuple(sorted(signals, key=lambda s: s.number))
+        prefix, is_group, _ = self.table.partition(VALUE)
+        named: BooleanExpression = EqualTo(term="table", value=self.table)
+        if is_group:
+            named = StartsWith(term="table", value=prefix)
+        signals = map(from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
+        tables = {one.table for one in self.members()}
+        return tuple(sorted((s for s in signals if s.table in tables), key=lambda s: s.number))
 
 
 def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
@@ -103,27 +151,44 @@ def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) ->
     return tuple(newest[window] for window in sorted(newest))
 
 
-def append_signals(
-    catalog: Catalog, seen: TableSignals, signals: Iterable[Signal], cursor: Cursor, *, clock_ms: int
-) -> bool:
-    """Append a table's signals and move its cursor. Return False, without an append, if the cursor moved since `seen`.
+class Append(NamedTuple):
+    """The signals to append for one table, and its next cursor."""
 
-    Raises the errors of `commit_snapshot`.
+    seen: TableSignals
+    signals: Sequence[Signal]
+    cursor: Cursor
+
+
+def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
+    """Append the signals of a table, or of several of a group, and move the cursors, in one commit.
+
+    Return False, without an append, if a cursor or the group's number moved meanwhile. Raises the errors of
+    `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
     handle = TableHandle(catalog, IDENTIFIER)
-    numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(signals, seen.number + 1)]
+    seen, *_ = (append.seen for append in appends)
+    shared = None if seen.group is None else seen.of(seen.group).number
+    first = max([shared or 0, *(append.seen.number for append in appends)]) + 1
+    numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(chain(*(a.signals for a in appends)), first)]
+    last = {append.seen.table: append.seen.number for append in appends} | {s.table: s.number for s in numbered}
     token = uuid.uuid4().hex
     files = _write(handle.current(), numbered, token)
     writer = SnapshotWriter(files)
 
     def propose(table: Table) -> Done[bool] | Change[bool]:
-        if _read_cursor(table, seen.table) != (seen.cursor, seen.number):
+        if any(_read_cursor(table, a.seen.table) != (a.seen.cursor, a.seen.number) for a in appends):
             return Done(False)
-        prepared = writer.prepare(table, summary=_summary(seen.table, numbered), now_ms=clock_ms)
-        proof = (PROPERTY_PREFIX + seen.table, _cursor_text(cursor, seen.number + len(numbered), token))
-        moved = SetPropertiesUpdate(updates=dict([proof]))
-        return Change(prepared.requirements, (*prepared.updates, moved), True, proof)
+        if seen.group is not None and _read_cursor(table, seen.group)[1] != shared:
+            return Done(False)
+        prepared = writer.prepare(table, summary=_summary(seen.group or seen.table, numbered), now_ms=clock_ms)
+        texts = {a.seen.table: _cursor_text(a.cursor, last[a.seen.table], token, seen.group) for a in appends}
+        if seen.group is not None:
+            number = first - 1 + len(numbered)
+            texts[seen.group] = json.dumps({"format": FORMAT_VERSION, "number": number, "token": token})
+        properties = {PROPERTY_PREFIX + name: text for name, text in texts.items()}
+        moved = SetPropertiesUpdate(updates=properties)
+        return Change(prepared.requirements, (*prepared.updates, moved), True, next(iter(properties.items())))
 
     landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
     # Only if the manifests are proven unused: an append whose response was lost may have landed.
@@ -153,6 +218,8 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
                 f"the signals of {table} have format {raw['format']}, but this version of frazil reads format "
                 f"{FORMAT_VERSION}: run the version that wrote them, or a newer one"
             )
+        if VALUE in table:
+            return None, raw["number"]
         held = frozenset(raw["held-us"])
         span, uuid = (raw["from-us"], raw["through-us"]), raw.get("table-uuid")
         return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held, uuid), raw["number"]
@@ -163,7 +230,12 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         ) from error
 
 
-def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
+def _read_group(signals: Table, table: str) -> str | None:
+    text = signals.metadata.properties.get(PROPERTY_PREFIX + table)
+    return None if text is None else json.loads(text).get("group")
+
+
+def _cursor_text(cursor: Cursor, number: int, token: str, group: str | None) -> str:
     return json.dumps(
         {
             "format": FORMAT_VERSION,
@@ -175,6 +247,7 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
             "table-uuid": cursor.table_uuid,
             "number": number,
             "token": token,
+            **({"group": group} if group else {}),
         },
         separators=(",", ":"),
     )

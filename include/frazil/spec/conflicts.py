@@ -88,7 +88,11 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
     A window of the table is complete only if all these streams agree on it.
     """
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
+    templates: dict[str, Path] = {}
     for path, spec in streams.items():
+        template = spec.route.template if spec.route else None
+        if spec.route and template in spec.route.complete and (other := templates.setdefault(template, path)) != path:
+            yield f"{path}: route.complete: {template!r} is the template of the stream in {other} too; rename one"
         for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = seen_by(spec, table), seen_by(its, table)

@@ -18,7 +18,7 @@ from frazil.spec.conflicts import conflicts, find_foreign_writes
 from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
-from frazil.spec.routed_stream import seen_by, with_windows
+from frazil.spec.routed_stream import feeding, with_windows
 from frazil.spec.yaml_file import read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
@@ -197,13 +197,12 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
             if table in path.read_text(errors="replace"):
                 raise
             failures.append(str(error))
-    ordered = sorted(valid, key=lambda s: s.name)
-    feeding = tuple(seen for spec in ordered if (seen := seen_by(spec, table)) is not None)
-    if not feeding:
+    found = feeding(valid, table)
+    if not found:
         known = sorted({each.table.identifier for spec in valid for each in with_windows(spec)})
         message = f"no stream in {folder} feeds the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *failures]))
-    return feeding
+    return tuple(found)
 
 
 def stream_files(folder: Path) -> list[Path]:

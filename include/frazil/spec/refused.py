@@ -25,9 +25,11 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "mode: upsert": lambda spec: spec.mode == "upsert",
     "dedupe": lambda spec: spec.dedupe is not None,
     "transform": lambda spec: spec.transform is not None,
+    "application": lambda spec: spec.application is not None,
 }
 _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
+    "resources.deploy-mode": lambda spec: "cluster" if spec.resources.driver_in_cluster else "",
     "evolution": lambda spec: spec.evolution.mode,
     "distribution": lambda spec: spec.distribution,
     "source.format.lines": lambda spec: str(spec.has_lines and not spec.unnests).lower(),
@@ -41,7 +43,20 @@ _SEVERAL_TABLES = (
     "let each record be one row"
 )
 REFUSED = (
-    Refusal("route", "commit.align", ("watermark",), "is not possible with a route yet; leave it out"),
+    Refusal(
+        "route",
+        "commit.align",
+        ("watermark",),
+        "shows a window with the table's next commit, which a quiet table of the route may never have. Leave it out, "
+        "and read the snapshots that signals name (route.complete)",
+    ),
+    Refusal(
+        "application",
+        "resources.deploy-mode",
+        ("cluster",),
+        "cannot be used in a shared application. Airflow restarts and observes its streams through files of the "
+        "supervisor's host, which a driver in the cluster does not have. Leave one of them out",
+    ),
     Refusal(
         "route",
         "distribution",

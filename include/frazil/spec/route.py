@@ -22,6 +22,8 @@ MAX_VALUE_CHARACTERS = 200
 """Maximum length of a routing value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
 """Maximum number of a routing value's characters in a table name. Some catalogs limit the whole name to 128."""
+MAX_SIGNALLED_TEMPLATE = 160
+"""Maximum length of a template whose tables are signalled. Airflow's partition keys have 250 characters at most."""
 MAX_LIMIT = 10_000
 ROUTABLE = frozenset({"string", "int", "long"})
 """Types of the columns that can select tables."""
@@ -64,7 +66,8 @@ class Route(Model):
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="The tables of `tables` whose windows are signalled, once all rows of the window have landed.",
+        description="The routed tables whose windows are signalled, once all rows of the window have landed. The "
+        "text of `template` stands for all tables that it creates.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
@@ -181,10 +184,14 @@ def _atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
+    named = [*route.tables.values(), *([route.template] if route.template else [])]
     for identifier in route.complete:
-        if identifier not in route.tables.values():
-            known = did_you_mean(identifier, dict.fromkeys(route.tables.values()))
+        if identifier not in named and not may_have_made(route, identifier):
+            known = did_you_mean(identifier, dict.fromkeys(named))
             yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
+        elif identifier == route.template and len(identifier) > MAX_SIGNALLED_TEMPLATE:
+            what = f"has over {MAX_SIGNALLED_TEMPLATE} characters, too long for Airflow's partition keys; shorten it"
+            yield Problem("route.complete", identifier, what)
         elif spec.window is None:
             what = "cannot be signalled, because no window of the stream ever completes; declare complete: hour or day"
             yield Problem("route.complete", identifier, what)

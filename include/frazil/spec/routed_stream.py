@@ -2,33 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeGuard
+
 from frazil.spec.model import StreamSpec, Table
+from frazil.spec.route import may_have_made
 
 
 class RoutedStream(StreamSpec):
     """A stream as seen by one table of its route, which replaces the stream's `table`.
 
-    The table has windows only if the route declares them in `complete`. Users never declare a RoutedStream.
+    The table has windows only if the route declares them in `complete`. Users never declare a RoutedStream. With the
+    route's template as the table's identifier, it stands for all tables of the template that `complete` does not name.
     """
 
     default_table: str
     """The stream's own table, which has the stream's marker."""
 
+    @property
+    def is_made(self) -> bool:
+        """Whether only the route's template names the table. The table's properties show whether it created it."""
+        return self.route is not None and self.table.identifier not in self.route.tables.values()
+
+    @property
+    def signalled_as(self) -> str:
+        """The name of the DAG's table: the template, if its tables share a DAG; otherwise the table."""
+        route = self.route
+        if route is None or route.template is None or not self.is_made or self.table.identifier in route.complete:
+            return self.table.identifier
+        return route.template
+
+    def of_member(self, table: str) -> RoutedStream:
+        """Return the stream from the perspective of another table."""
+        return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
+
+
+def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
+    """Return whether this is a stream from the perspective of all tables of its route's template."""
+    return isinstance(spec, RoutedStream) and spec.route is not None and spec.table.identifier == spec.route.template
+
+
+def signalled_as(spec: StreamSpec) -> str:
+    """Return the name under which the windows of the stream's table are signalled, as `RoutedStream.signalled_as`."""
+    return spec.signalled_as if isinstance(spec, RoutedStream) else spec.table.identifier
+
 
 def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
     """Return the stream from the perspective of a table; None if neither the stream nor its route names the table.
 
-    For a table of the route, this is a copy with that table as its own.
+    For a table of the route, this is a copy with that table as its own. A template in `complete` names the tables that
+    it may have created, and, as an identifier, all of them.
     """
     if spec.table.identifier == table:
         return spec
-    if spec.route is None or table not in spec.route.tables.values():
+    route = spec.route
+    if route is None:
+        return None
+    is_named = table in route.tables.values()
+    has_windows = table in route.complete or (not is_named and route.template in route.complete)
+    if not is_named and not (has_windows and (table == route.template or may_have_made(route, table))):
         return None
     values = {name: getattr(spec, name) for name in StreamSpec.model_fields}
-    values["table"] = Table(identifier=table, catalog=spec.table.catalog)
-    if table not in spec.route.complete:
+    values["table"] = Table.model_construct(identifier=table, catalog=spec.table.catalog)
+    if not has_windows:
         values["complete"] = "none"
     return RoutedStream.model_construct(spec.model_fields_set, **values, default_table=spec.table.identifier)
+
+
+def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
+    """Return the streams that feed a table, sorted by name, as `seen_by` does.
+
+    If a stream names the table, streams whose template only matches its name are left out.
+    """
+    views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := seen_by(spec, table)) is not None]
+    return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
 
 
 def never_complete(spec: StreamSpec) -> str:

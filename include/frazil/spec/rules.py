@@ -313,8 +313,9 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         if r.manager is ClusterManager.KUBERNETES and not IMAGES & set(r.spark):
             what = "needs an image for its executors: let resources.spark.spark.kubernetes.container.image name one"
             yield Problem("resources.master", r.master, what)
-        if r.driver_in_cluster:
-            yield from _driver_in_cluster(spec)
+        if r.driver_in_cluster and r.manager is ClusterManager.KUBERNETES and r.package:
+            what = "does not reach a driver's pod: install frazil in its image"
+            yield Problem("resources.package", r.package, what)
     elif r.deploy_mode is DeployMode.CLUSTER:
         what = "needs a cluster: let resources.master name one"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
@@ -329,17 +330,6 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
             r.package,
             "is only used by executors of a cluster, but resources.master is local[*]; leave it out",
         )
-
-
-def _driver_in_cluster(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of a driver in the cluster, in addition to those of executors in a cluster."""
-    r = spec.resources
-    if spec.application is not None:
-        what = "cannot be used in a shared application, whose driver runs on the supervisor's host; leave it out"
-        yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
-    if r.manager is ClusterManager.KUBERNETES and r.package:
-        what = "does not reach a driver's pod: install frazil in its image"
-        yield Problem("resources.package", r.package, what)
 
 
 def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
+from frazil.commit.cost import BatchCost
 from frazil.commit.history import merge_counts
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
@@ -50,6 +51,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.circuit_breaker import check_circuit_breaker
+from frazil.stream.cost_meter import cost_meter
 from frazil.stream.distribution import Distribution, Recent, decide_distribution
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import (
@@ -71,6 +73,7 @@ from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import Bounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import catalog_errors
 from frazil.table.growth import Refusal
+from frazil.table.storage_requests import upload_requests
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +185,7 @@ class BatchRunner:
                 commit_s=commit_s,
                 bytes=sum(file.bytes for file in journal.files),
                 changes=self._total_merge_counts(journal),
+                cost=journal.cost or BatchCost(),
             )
         )
         if journal.future:
@@ -441,6 +445,7 @@ class BatchRunner:
             without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
             cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
+            cost=_take_cost(answers),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
@@ -479,6 +484,14 @@ def _left_to_next_start(files: str, level: int = logging.WARNING) -> Iterator[No
 def _merge_counts(table: Table, marker: Marker) -> dict[str, int]:
     snapshot = table.metadata.snapshot_by_id(marker.snapshot_id)
     return merge_counts(snapshot.summary if snapshot else None)
+
+
+def _take_cost(answers: Sequence[TaskAnswer]) -> BatchCost:
+    """Return the cost of the batch's tasks, and of this process since the previous batch."""
+    cpu_s, requests = cost_meter.take()
+    uploads = (upload_requests(file.path, file.bytes) for answer in answers for file in answer.result.files)
+    cpu_ms = round(1000 * (cpu_s + sum(answer.cpu_s for answer in answers)))
+    return BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads)
 
 
 def _missing_values(answers: Sequence[TaskAnswer]) -> set[str]:

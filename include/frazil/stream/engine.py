@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -19,6 +20,8 @@ class TaskAnswer:
 
     result: StageResult
     seconds: float
+    cpu_s: float = 0.0
+    """CPU (s) that the task used in a process other than the driver's."""
     partitions: int | None = None
     """Number of table partitions of the task's rows; None if the rows were not shuffled."""
 
@@ -70,7 +73,11 @@ def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
 
 
 def _task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
-    return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"])
+    return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"], _cpu_s(answer))
+
+
+def _cpu_s(answer: Mapping[str, Any]) -> float:
+    return 0.0 if answer.get("pid") == os.getpid() else answer.get("cpu_s", 0.0)
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
@@ -92,6 +99,7 @@ def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
 
 
 def _join(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
-    answer = _task_answer({**reader, "task_s": reader["task_s"] + writer["task_s"]})
+    together = {name: reader.get(name, 0.0) + writer.get(name, 0.0) for name in ("task_s", "cpu_s")}
+    answer = _task_answer({**reader, **together})
     files = (*answer.result.files, *map(StagedFile.from_json, writer["files"]))
     return replace(answer, result=replace(answer.result, files=files), partitions=reader["partitions"])

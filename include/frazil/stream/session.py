@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 
@@ -27,6 +28,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
+from frazil.stream.cost_meter import cost_meter
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ def start_context(spec: StreamSpec) -> SparkContext:
     conf = SparkConf().setAll(list(properties.items()))
     with java_needed():
         context = SparkContext.getOrCreate(conf)
+    jvm: Any = getattr(SparkContext._gateway, "proc", None)
+    cost_meter.jvm_pid = None if jvm is None else jvm.pid
     context.setLogLevel("WARN")
     return context
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -110,12 +111,12 @@ class StageRows:
     def answer(self, plan: str) -> str:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
         task = StageTask.from_json(json.loads(plan))
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), time.process_time()
         try:
             result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index)))
         except (FrazilError, OSError) as error:
             return json.dumps(self._answer_error(error))
-        return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began})
+        return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
         """Read the plans' records, before a shuffle. Yields the rows, each for a writer, and the tasks' answers.
@@ -128,7 +129,7 @@ class StageRows:
 
     def _read(self, plan: Mapping[str, Any]) -> Iterator[Sent]:
         task = StageTask.from_json(plan)
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), time.process_time()
         try:
             for found in read(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index))):
                 if isinstance(found, Parcel):
@@ -140,6 +141,7 @@ class StageRows:
                         "sent": found.sent,
                         "partitions": found.partitions,
                         "task_s": time.monotonic() - began,
+                        **_cpu_since(cpu_s),
                     }
         except (FrazilError, Suspect, OSError) as error:
             answer = self._answer_error(error)
@@ -156,7 +158,7 @@ class StageRows:
                 else:
                     yield Parcel(writer, *what)
 
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), time.process_time()
         try:
             report = self._reporter(write_task(writer))
             written = write(self.context, parcels(), writer=writer, attempt=_attempt(), on_progress=report)
@@ -166,7 +168,15 @@ class StageRows:
             files = [file.to_json() for file in written.files]
             seconds = time.monotonic() - began
             answers.append(
-                json.dumps({"write": writer, "files": files, "received": dict(written.received), "task_s": seconds})
+                json.dumps(
+                    {
+                        "write": writer,
+                        "files": files,
+                        "received": dict(written.received),
+                        "task_s": seconds,
+                        **_cpu_since(cpu_s),
+                    }
+                )
             )
         return iter(answers)
 
@@ -196,6 +206,10 @@ class StageRows:
             self.progress.write(task, epoch=self.context.epoch, batch=self.context.batch, records=records)
 
         return report
+
+
+def _cpu_since(began_s: float) -> dict[str, float]:
+    return {"cpu_s": time.process_time() - began_s, "pid": os.getpid()}
 
 
 def _attempt() -> int:

@@ -11,7 +11,8 @@ MAIN = "main"
 def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
     """Return the newest snapshot of a branch; None if the branch does not exist."""
     ref = metadata.refs.get(branch)
-    return metadata.snapshot_by_id(ref.snapshot_id) if ref else None
+    newest_first = reversed(metadata.snapshots)  # the head is most often the newest of hundreds
+    return next((one for one in newest_first if one.snapshot_id == ref.snapshot_id), None) if ref else None
 
 
 def live_rows(snapshot: Snapshot) -> int | None:

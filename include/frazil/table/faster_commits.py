@@ -3,7 +3,7 @@
 PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
 snapshots. For a table with hundreds of snapshots, this takes two thirds of a commit's time. A metadata file never
 changes, because its name has a UUID. So this module keeps the last parsed files by location. A copy gets its own lists
-and maps, which contain the same snapshots.
+and maps, which contain the same snapshots. So the JSON of a snapshot is kept too.
 
 The catalog still decides at every load which metadata is current, and still decides every commit.
 
@@ -24,9 +24,11 @@ from pyiceberg.io import FileIO
 from pyiceberg.serializers import Compressor
 from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.config import Config
 
 from frazil.table.recent import Recent
+from frazil.table.storage_requests import count_request
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -70,13 +72,20 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them."""
+    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them.
+
+    It searches snapshots from the newest on, because a commit only needs the newest.
+    """
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
         return self.model_copy(update=own)
 
-    return type(f"Sharing{kind.__name__}", (kind,), {"__deepcopy__": deepcopy, "__module__": __name__})
+    def snapshot_by_id(self: TableMetadata, snapshot_id: int) -> Snapshot | None:
+        return next((one for one in reversed(self.snapshots) if one.snapshot_id == snapshot_id), None)
+
+    own = {"__deepcopy__": deepcopy, "snapshot_by_id": snapshot_by_id, "__module__": __name__}
+    return type(f"Sharing{kind.__name__}", (kind,), own)
 
 
 def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
@@ -86,13 +95,36 @@ def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMeta
 def _configure_once(catalog: MetastoreCatalog) -> None:
     """Stop PyIceberg from reading its configuration for each metadata file, which takes a tenth of a commit's CPU."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
+    known = Recent[_SnapshotTexts](MAX_CACHED)
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
-        text = metadata.model_dump_json(exclude_none=not with_nulls).encode()
+        text = _metadata_json(metadata, known, exclude_none=not with_nulls).encode()
+        count_request("writes", metadata_path)
         with io.new_output(metadata_path).create() as stream:
             stream.write(Compressor.get_compressor(metadata_path).bytes_compressor()(text))
 
     catalog._write_metadata = write  # type: ignore[method-assign]
+
+
+_SnapshotTexts = dict[int, tuple[Snapshot, str]]
+"""Snapshots and their JSON, by the snapshot's identity: versions of a table's metadata share the snapshots."""
+
+
+def _metadata_json(metadata: TableMetadata, known: Recent[_SnapshotTexts], *, exclude_none: bool) -> str:
+    """Return the JSON of a table's metadata, like `model_dump_json`. Each snapshot is converted only once."""
+    if type(metadata) is TableMetadataV1:  # its snapshots are written without their sequence numbers
+        return metadata.model_dump_json(exclude_none=exclude_none)
+    table = str(metadata.table_uuid)
+    before = known.get(table) or {}
+    texts = {
+        id(one): before.get(id(one)) or (one, one.model_dump_json(exclude_none=exclude_none))
+        for one in metadata.snapshots
+    }
+    known.keep(table, texts)
+    rest = metadata.model_copy(update={"snapshots": []}).model_dump_json(exclude_none=exclude_none)
+    # Within a JSON string, the quotes of this text would be escaped.
+    head, tail = rest.split('"snapshots":[]', 1)
+    return f'{head}"snapshots":[{",".join(text for _, text in texts.values())}]{tail}'
 
 
 def _parse_once(catalog: SqlCatalog) -> None:
@@ -104,6 +136,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
         metadata = known.get(location) if location else None
         if metadata is None or location is None:
             table = convert(row)
+            count_request("reads", table.metadata_location)
             known.keep(table.metadata_location, table.metadata)
             return table
         io = catalog._load_file_io(metadata.properties, location)

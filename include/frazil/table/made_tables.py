@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
@@ -37,10 +37,13 @@ def tables_named_like(catalog: Catalog, route: Route) -> list[str]:
     return sorted(identifier for identifier in found if may_have_made(route, identifier))
 
 
-def load_route_tables(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
+def load_route_tables(
+    catalog: Catalog, route: Route, *, stream: str, names: Iterable[str] | None = None
+) -> dict[str, Table]:
     """Load the existing tables that a route lists or that its template created, by identifier.
 
-    Raises AccessDenied with the table's name, and any other error of the catalog.
+    `names` are the tables to load, by default all. Raises AccessDenied with the table's name, and any other error of
+    the catalog.
     """
     declared = set(route.tables.values())
 
@@ -54,7 +57,7 @@ def load_route_tables(catalog: Catalog, route: Route, *, stream: str) -> dict[st
         ours = identifier in declared or route_value(table.properties, identifier, route, stream=stream) is not None
         return table if ours else None
 
-    names = sorted({*declared, *tables_named_like(catalog, route)})
+    names = sorted({*declared, *tables_named_like(catalog, route)} if names is None else names)
     loaded = in_parallel(load, names) if names else []
     return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -77,9 +78,10 @@ def _warn(table: str, ahead_ms: int) -> None:
 
 
 def _newest_ms(metadata: TableMetadata) -> int:
-    snapshots = (snapshot.timestamp_ms for snapshot in metadata.snapshots)
-    logs = (entry.timestamp_ms for log_ in (metadata.snapshot_log, metadata.metadata_log) for entry in log_)
-    return max([metadata.last_updated_ms, *snapshots, *logs])
+    of = attrgetter("timestamp_ms")
+    times = (map(of, entries) for entries in (metadata.snapshots, metadata.snapshot_log, metadata.metadata_log))
+    newest: int = max(chain([metadata.last_updated_ms], *times))
+    return newest
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:

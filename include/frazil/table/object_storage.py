@@ -16,6 +16,7 @@ from pyiceberg.io.fsspec import FsspecFileIO
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
 from frazil.table.storage_mistakes import has_expired, translate_client_failure
+from frazil.table.storage_requests import count_request
 
 R = TypeVar("R")
 
@@ -83,12 +84,16 @@ class FsspecStore(ObjectStore):
             return action(self._files)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
+        count_request("writes", path)
         return self._call(path, lambda files: _put_if_absent(files, path, data))
 
     def put(self, path: str, data: bytes) -> None:
+        count_request("writes", path)
         self._call(path, lambda files: files.pipe_file(path, data))
 
     def get(self, path: str) -> bytes | None:
+        count_request("reads", path)
+
         def read(files: Any) -> bytes | None:
             try:
                 data: bytes = files.cat_file(path)
@@ -99,6 +104,8 @@ class FsspecStore(ObjectStore):
         return self._call(path, read)
 
     def list_files(self, folder: str) -> list[FileInfo]:
+        count_request("writes", folder)
+
         def find(files: Any) -> dict[str, dict[str, Any]]:
             files.invalidate_cache()
             try:
@@ -120,6 +127,8 @@ class FsspecStore(ObjectStore):
         )
 
     def list_folders(self, folder: str) -> list[str]:
+        count_request("writes", folder)
+
         def ls(files: Any) -> list[dict[str, Any]]:
             files.invalidate_cache()
             try:

@@ -28,3 +28,7 @@ class Recent(Generic[Value]):
             self._kept[name] = value
             while len(self._kept) > self._limit:
                 del self._kept[next(iter(self._kept))]
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._kept.pop(name, None)

@@ -70,6 +70,11 @@ RECORDS = _counter("records", "{record}", "Committed records, without dead lette
 DEAD_LETTERS = _counter("dead_letters", "{record}", "Records that became dead letters.")
 FILES = _counter("files", "{file}", "Data files that batches wrote, before a merge.")
 WRITTEN = _counter("written", "By", "Size of the data files that batches wrote, before a merge.")
+CPU = _counter(
+    "cpu", "s", "CPU of batches: their tasks, and the writer's process and JVM, which streams of an application share."
+)
+STORAGE_WRITES = _counter("storage_writes", "{request}", "Requests to object storage that wrote or listed objects.")
+STORAGE_READS = _counter("storage_reads", "{request}", "Other requests to object storage, except deletions.")
 STAGE = _histogram("stage", "Time to stage a batch, from Kafka to Parquet.")
 COMMIT = _histogram("commit", "Time to commit a batch, including its journal and merge.")
 MERGE = _histogram("merge", "Part of the commit time that merge tasks took; only for upsert streams.")

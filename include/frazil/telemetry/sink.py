@@ -80,6 +80,9 @@ class StreamMetrics:
         add, labels = self._meters.add, self._labels
         self._meters.set(m.LAST_COMMIT, labels, at_ms / 1000)
         self._set_watermark(batch.marker.watermark_us)
+        add(m.CPU, labels, batch.cost.cpu_ms / 1000)
+        add(m.STORAGE_WRITES, labels, batch.cost.writes)
+        add(m.STORAGE_READS, labels, batch.cost.reads)
         if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return
         add(m.BATCHES, labels)

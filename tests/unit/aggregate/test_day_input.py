@@ -17,7 +17,7 @@ from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals, append_signals
+from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 
 DAY = date(2013, 12, 30)
@@ -76,7 +76,7 @@ def choose(catalog: Catalog, signals: Iterable[Signal]) -> DayInput:
     """What is chosen when those are in the catalog, and some of the next day."""
     seen = TableSignals.load(catalog, SPEC.source)
     cursor = Cursor(Grain.HOUR, 0, 0, 0)
-    assert append_signals(catalog, seen, (*signals, signal("2013-12-31T00", revision=9)), cursor, clock_ms=0)
+    assert append_signals(catalog, Append(seen, (*signals, signal("2013-12-31T00", revision=9)), cursor), clock_ms=0)
     return choose_input(catalog, SPEC, DAY, day_signals(catalog, SPEC, DAY))
 
 

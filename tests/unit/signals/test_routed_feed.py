@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.commit import missing_rows
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
+from frazil.signals import completion
 from frazil.signals.completion import Assessment, assess, signal_windows
 from frazil.spec.load import load_streams, streams_of
 from frazil.spec.model import StreamSpec
@@ -124,7 +124,7 @@ def test_a_table_whose_writer_has_all_batches_reads_no_journal(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
-    monkeypatch.setattr(missing_rows, "decided_journals", lambda *_: pytest.fail("a journal is read"))
+    monkeypatch.setattr(completion, "decided_journals", lambda *_: pytest.fail("a journal is read"))
     assert seen(made).feeds[0].watermark_us == hour(0.5)
 
 

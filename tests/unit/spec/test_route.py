@@ -84,7 +84,7 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
         ),
         (
             {"commit": {"align": "watermark"}, "partition-by": ["day(departed)"]},
-            "commit.align: 'watermark' is not possible with a route yet",
+            "commit.align: 'watermark' shows a window with the table's next commit",
         ),
     ],
 )

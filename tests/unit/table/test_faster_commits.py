@@ -75,6 +75,8 @@ def test_metadata_in_memory_is_that_of_its_file(catalog: Catalog, table: Table):
         held, read = catalog.load_table("demo.t").metadata, load_catalog(None).load_table("demo.t").metadata
         assert held == read
         assert type(held) is type(read)
+        text = catalog.load_table("demo.t").io.new_input(catalog.load_table("demo.t").metadata_location).open().read()
+        assert text.decode() == read.model_dump_json()
 
 
 def test_a_commit_leaves_the_metadata_before_it_as_it_was(catalog: Catalog, table: Table):

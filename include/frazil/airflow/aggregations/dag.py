@@ -36,7 +36,7 @@ from frazil.spark_apps import AGGREGATE_DAILY
 from frazil.spec.last_valid import Found, find_declared
 from frazil.spec.load import streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import never_complete, with_windows
+from frazil.spec.routed_stream import never_complete, signalled_as, with_windows
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -128,6 +128,10 @@ def _read_aggregation(file: Found[AggregationSpec], sources: Mapping[str, Stream
         return replace(found, problem=str(error))
     if source.window is None:
         return replace(found, problem=f"{file.path}: source: {never_complete(source)}")
+    if signalled_as(source) != spec.source:
+        what = f"the windows of {spec.source} are signalled together with those of other tables"
+        declare = f"name it in route.complete of stream {source.name!r}"
+        return replace(found, problem=f"{file.path}: source: {what}; {declare}")
     return replace(found, spec=spec, grain=Grain(source.window))
 
 

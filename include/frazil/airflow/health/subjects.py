@@ -10,16 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
+from pyiceberg.catalog import Catalog
 
 from frazil.aggregate.due import find_open_day, find_waiting_days, late_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_id
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_of
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, reread_route
 from frazil.maintenance.alert_rules import Reading
@@ -39,10 +41,11 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_valid import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import with_windows
+from frazil.spec.routed_stream import is_group, with_windows
 from frazil.status.stream import stream_state
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
+from frazil.table.made_tables import tables_named_like
 
 log = logging.getLogger(__name__)
 
@@ -138,18 +141,25 @@ def subjects_of(
     feeds = [seen for one in valid for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            found[f"care of {table}"] = _windows_subject(
-                table, [one for one in feeds if one.table.identifier == table], now_ms
-            )
+            windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
+            found[f"route of {spec.name}" if is_group(spec) else f"care of {table}"] = windows
     for name, spec in routes(valid).items():
         if spec.route is not None and spec.route.template is not None:
-            found[name] = WatchedSubject(spec.maintenance.alerts, _made(name, spec, valid, kept.routes, now_ms))
+            made, windows_of = _made(name, spec, valid, kept.routes, now_ms), found.get(name)
+            reads = [made, windows_of.read] if windows_of else [made]
+            dags = windows_of.dags if windows_of else ()
+            found[name] = WatchedSubject(spec.maintenance.alerts, partial(_read_all, reads), dags)
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
             found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, kept.first_days, now_ms)
     return found
+
+
+def _read_all(reads: Iterable[Callable[[], Iterable[Reading]]]) -> Iterator[Reading]:
+    for read in reads:
+        yield from read()
 
 
 def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> WatchedSubject:
@@ -175,14 +185,23 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
         catalog = stream_catalog(specs[0])
         signals = TableSignals.load(catalog, table)
         if alerts.enabled:
-            late = late_window(catalog, specs, signals, now_ms=now_ms)
+            behind = _furthest_behind(catalog, specs, signals)
+            views = [one.of_member(behind.table) if is_group(one) else one for one in specs]
+            late = late_window(catalog, views, behind, now_ms=now_ms)
             yield window_reading(late, alerts, table=table, now_ms=now_ms)
-        starts = signals.cursor.held if signals.cursor else frozenset()
-        newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
-        held = [(s.partition, s.note or "no reason given") for s in newest.values() if not s.sent]
+        held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
         yield from held_reading(table, held, alerts)
 
-    return WatchedSubject(alerts, read, (partitions_dag_id(table),))
+    return WatchedSubject(alerts, read, (partitions_dag_of(specs[0]),))
+
+
+def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
+    """Return the signals of the existing table of a template that is furthest behind; for a table, its own."""
+    if not is_group(specs[0]) or specs[0].route is None:
+        return signals
+    existing = set(tables_named_like(catalog, specs[0].route))
+    begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
+    return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
-from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
+from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_of
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.alive import silent_now
 from frazil.airflow.page.forms import (
@@ -129,7 +129,7 @@ def _table_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject |
         return None
     if action is PageAction.RELEASE:
         return ActionSubject(name, views[0], RELEASE_DAG, "POST")
-    return ActionSubject(name, views[0], partitions_dag_id(table.identifier), "PUT")
+    return ActionSubject(name, views[0], partitions_dag_of(views[0]), "PUT")
 
 
 def plan_action(action: PageAction, subject: ActionSubject, form: Form) -> Plan:

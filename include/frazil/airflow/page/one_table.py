@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from frazil import clock
-from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
+from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id, partitions_dag_of
 from frazil.airflow.page.known import paused_dags, standing_alerts
 from frazil.airflow.page.views import (
     KEEP_S,
@@ -42,7 +42,7 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Return a table's streams; empty for tables without windows (dead-letter tables and tables of templates)."""
+    """Return a table's streams; empty for dead letters, and a template's tables without windows."""
     return tuple(view for one in table.streams if (view := seen_by(one, table.identifier)) is not None)
 
 
@@ -67,7 +67,8 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
     routes = [ask_status(spec) for spec in found.streams if spec.route is not None]
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
-    known = partial(paused_dags, (partitions_dag_id(found.identifier), MAINTENANCE_DAG))
+    windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
+    known = partial(paused_dags, (windows_dag, MAINTENANCE_DAG))
     dags = kept.ask("Airflow", ("dags", name), known, keep_s=KEEP_S)
     (answer,) = kept.gather([shape], within_s=WITHIN_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()

@@ -1,5 +1,7 @@
 """Builds a DAG per table with windows, which checks the table every minute and reports complete windows to Airflow.
 
+The tables that a route's template creates, maybe thousands, have one DAG and one asset, whose events name the table.
+
 - `watch` waits in the triggerer until a window is complete, and signals it in `frazil.signals`. It starts only those of
   the following tasks that have work to do.
 - `complete` and `reopened` send the asset events, one partition key per window. If an event was lost, the next run
@@ -19,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
-from frazil.airflow.dag_ids import partitions_dag_id
+from frazil.airflow.dag_ids import partitions_dag_of
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
@@ -27,6 +29,7 @@ from frazil.airflow.task import task
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
+from frazil.spec.route import VALUE
 from frazil.spec.routed_stream import with_windows
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,8 @@ def partition_dags(
 ) -> dict[str, DAG]:
     """Return the partition DAGs by DAG id: one for each table whose windows complete, and one to release held windows.
 
+    A template in `route.complete` has one DAG for all tables that it creates.
+
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites, `<table>.json`; without it no window is gated.
     :param every: how often each table is checked.
@@ -66,7 +71,7 @@ def partition_dags(
     dags = {}
     for table, specs in tables.items():
         poll_interval = every if table in fed else None
-        dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), poll_interval, on_failure)
+        dags[partitions_dag_of(specs[0])] = _dag(table, specs, (folder, suites), poll_interval, on_failure)
     return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder, on_failure)} if tables else {}
 
 
@@ -84,7 +89,7 @@ def _dag(
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
-        partitions_dag_id(table),
+        partitions_dag_of(specs[0]),
         description=f"Which {specs[0].window}s of {table} are complete",
         doc_md=_doc_md(table, specs, folders[1]),
         schedule="@continuous" if every else None,
@@ -132,8 +137,10 @@ def held(table: str, streams: str) -> None:
         return
     for one in found:
         # One log line each: Airflow truncates long texts of exceptions.
-        log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
-    names = ", ".join(one.partition for one in found[:MAX_LISTED]) + (" and others" if len(found) > MAX_LISTED else "")
+        log.error("%s %s is held by its quality gate: %s", one.table, one.partition, one.note)
+    several = any(one.table != table for one in found)
+    keys = [f"{one.table} {one.partition}" if several else one.partition for one in found[:MAX_LISTED]]
+    names = ", ".join(keys) + (" and others" if len(found) > MAX_LISTED else "")
     raise AirflowFailException(
         f"{table}: {len(found)} windows are held by their quality gate and not signalled: {names}. The lines above "
         f"show why. Correct the data in the table (the gate then runs again), or release the windows with {RELEASE_DAG}"
@@ -146,7 +153,7 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
         description="Signals a window that its quality gate holds, with a reason that is recorded",
         schedule=None,
         params={
-            "table": Param(tables[0], type="string", enum=tables, description="Table"),
+            "table": _table_param(tables),
             "partition": Param("", type="string", minLength=10, description="2013-12-30T15, or 2013-12-30 for a day."),
             "reason": Param("", type="string", minLength=3, description="Reason. It is stored in frazil.signals."),
         },
@@ -155,6 +162,13 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
     ) as dag:
         task(release)(str(streams))
     return dag
+
+
+def _table_param(tables: list[str]) -> Param:
+    named = [table for table in tables if VALUE not in table]
+    if named != tables:  # the tables that a template creates are known only to the catalog
+        return Param(named[0] if named else "", type="string", minLength=3, examples=named, description="Table")
+    return Param(tables[0], type="string", enum=tables, description="Table")
 
 
 def release(streams: str) -> None:
@@ -179,17 +193,20 @@ def release(streams: str) -> None:
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     """Return the DAG's documentation."""
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
+    shared = VALUE in table
+    key = ("2013-01-01T05" if specs[0].window == "hour" else "2013-01-01") + ("|namespace.table" if shared else "")
+    one = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
 
 A {specs[0].window} of event time is complete when every stream that feeds the table has passed its end and its lateness
 ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
-`{"2013-01-01T05" if specs[0].window == "hour" else "2013-01-01"}`; and `{reopened_asset(table).name}` one each time
+`{key}`; and `{reopened_asset(table).name}` one each time
 that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
 
 {_gate(table, suites)}
 
-- `frazil partitions {table}`: the last complete window, and what the next window waits for.
-- `frazil partitions {table} --send-again 2013-01-01`: sends events again, for consumers that were paused.
+- `frazil partitions {one}`: the last complete window, and what the next window waits for.
+- `frazil partitions {one} --send-again 2013-01-01`: sends events again, for consumers that were paused.
 - The DAG `{RELEASE_DAG}`: signals a window that its quality gate holds.
 """
 

@@ -8,8 +8,8 @@ they are written before a task succeeds, and Airflow publishes the task's events
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,8 @@ their signal.
 class UnsentSignals:
     """The signals that one asset has not received."""
 
-    missing: tuple[Signal, ...] = ()
+    missing: Mapping[str, Signal] = field(default_factory=dict)
+    """The signals by the partition key of their event."""
     sent: SentSignals = frozenset()
     """Signals after SENT_TO that the asset has received."""
 
@@ -72,37 +73,39 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSigna
         return UnsentSignals()
     since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
     sent = _list_sent_signals(asset, context, since=since)
-    missing = signals_to_send(new, sent, reopened=asset == reopened_asset(signals.table))
+    numbered = {(signals.event_key(s), s.number): s for s in new}
+    missing = signals_to_send(numbered, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
         store.set(SENT_TO, signals.number)
-    return UnsentSignals(tuple(missing), sent & {(s.partition, s.number) for s in new})
+    return UnsentSignals(missing, sent & numbered.keys())
 
 
-def record_sending(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
+def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
     """Record the signals that this task sends to an asset if it succeeds, and the signals that were sent before."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
-        "publishing": [[s.partition, s.number] for s in sending],
+        "publishing": [[key, s.number] for key, s in sending.items()],
         "published": sorted(map(list, sent)),
     }
     context["asset_state_store"][asset].set(SENDING, record)
 
 
-def signals_to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
-    """Return the signals to send to one asset, sorted by number: the newest signal of each window.
+def signals_to_send(
+    signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
+) -> dict[str, Signal]:
+    """Return the signals to send to one asset, by partition key and sorted by number: the newest signal of each key.
 
-    A partition key has only one event.
-
-    `sent` are the signals among Airflow's events, by partition key and number. Signals that an operator requested again
-    go to the first asset whatever their revision, because the first asset's consumers missed them.
+    `signals` are by partition key and number. `sent` has the keys and numbers of Airflow's events. Signals that an
+    operator requested again go to the first asset whatever their revision, because the first asset's consumers missed
+    them.
     """
     newest = {
-        s.partition: s
-        for s in sorted(signals, key=lambda s: s.number)
+        key: s
+        for (key, number), s in sorted(signals.items(), key=lambda item: item[0][1])
         if s.sent and (s.revision > 1 and s.state is not SignalState.AGAIN) == reopened
     }
-    return [s for s in newest.values() if (s.partition, s.number) not in sent]
+    return {key: s for key, s in newest.items() if (key, s.number) not in sent}
 
 
 def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSkipException
+from pyiceberg.catalog import Catalog
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
@@ -27,13 +28,15 @@ from frazil.airflow.partitions.sent_events import begin_with_current, record_sen
 from frazil.airflow.spark import SPARK_CONNECTION
 from frazil.airflow.untrusted import Store, extra_text, stored_number
 from frazil.errors import SpecError
-from frazil.partitions.completeness import format_time
+from frazil.partitions.completeness import MAX_WINDOWS, format_time
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
 from frazil.quality.suite import read_suite
-from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess, signal_windows
+from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess, assess_group, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
+from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import is_group
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
@@ -49,6 +52,8 @@ MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run evaluates by a quality gate, in sequence. The next run continues."""
 MAX_EVENTS = 100
 """Maximum number of events per task, because each event contains the facts of all. The next run sends the rest."""
+MAX_GROUP_WINDOWS = 2_000
+"""Maximum number of windows of a template's tables that one run signals. The next run continues."""
 GATED = "gated"
 """The store's key for whether the table's suite had expectations when it was last read."""
 GATE_TIMEOUT_S = 300.0
@@ -69,17 +74,34 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     return signals.number, _tasks_with_work(signals, context)
 
 
-def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
+def ready(table: str, streams: Path, *, after: int, reopened: bool = True) -> tuple[bool, str]:
     """Return whether a window is complete or was signalled after number `after`, and why the next window waits.
 
-    Reads only metadata. Raises the errors of `assess`.
+    Reads only metadata. Without `reopened`, late rows are not searched in the tables of a template. Raises the errors
+    of `assess`.
     """
     specs = streams_feeding(streams, table)
-    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
-    if seen is None:
-        return False, f"the table {table} does not exist yet: its writer has not committed"
-    first = seen.signals.cursor is None and seen.cursor is not None
-    return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
+    catalog = open_existing_catalog(specs[0].table.catalog)
+    seen = _assess(catalog, specs, reopened=reopened)
+    number = TableSignals.load(catalog, table).number
+    if any(one.has_work for one in seen) or number > after:
+        return True, ""
+    if seen:
+        return False, seen[0].decision.reason
+    if is_group(specs[0]):
+        return False, "no table has a window that may be complete"
+    return False, f"the table {table} does not exist yet: its writer has not committed"
+
+
+def _assess(
+    catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS, reopened: bool = True
+) -> list[Assessment]:
+    """Assess the table that these streams feed, or all tables of a template."""
+    if is_group(specs[0]):
+        limit = MAX_GROUP_WINDOWS if limit == MAX_WINDOWS else limit
+        return assess_group(catalog, specs[0], limit=limit, reopened=reopened)
+    seen = assess(catalog, specs, limit=limit)
+    return [] if seen is None else [seen]
 
 
 def signal_complete_windows(
@@ -92,38 +114,36 @@ def signal_complete_windows(
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
     gates = find_gates(expectations, table, context["asset_state_store"][partition_asset(table)])
-    seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
-    if seen is None:
-        return []
-    made = signal_windows(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
+    seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
+    made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _describe(one))
-    log.info("%s: %s", table, seen.decision.reason)
+    for waiting in seen[:MAX_EVENTS]:
+        log.info("%s: %s", waiting.signals.table, waiting.decision.reason)
     signals = TableSignals.load(catalog, table)
-    report_windows(table, signals.cursor)
-    return _tasks_with_work(signals, context)
+    for member in signals.members():
+        report_windows(member.table, member.cursor)
+    return _tasks_with_work(signals, context) if seen else []
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send missing events. Raises AirflowSkipException if no event is missing, because success would send an event."""
     asset = _assets(table)[name]
     left = unsent(_signals(table, streams), asset, context)
-    sending = left.missing[:MAX_EVENTS]
+    sending = dict(list(left.missing.items())[:MAX_EVENTS])
     if not sending:
         raise AirflowSkipException(f"Airflow already has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
-    outlet.add_partitions([s.partition for s in sending])
-    outlet.extra = {s.partition: facts(s) for s in sending}
+    outlet.add_partitions(list(sending))
+    outlet.extra = {key: facts(s) for key, s in sending.items()}
     record_sending(sending, left.sent, asset, context)
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
     """Return the signals of a table's held windows for the caller to report, and store that they are reported."""
     signals = _signals(table, streams)
-    starts = signals.cursor.held if signals.cursor else frozenset()
-    newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
     context["asset_state_store"][partition_asset(table)].set(PUBLISHED_TO, signals.number)
-    return [s for s in newest.values() if not s.sent]
+    return signals.held()
 
 
 def facts(s: Signal) -> dict[str, Any]:

@@ -6,6 +6,7 @@ is used only when there is something to signal, to evaluate or to send.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+LATE_ROWS_INTERVAL_S = 600.0
+"""Interval at which all tables of a template are loaded to find late rows; there may be thousands of tables."""
 
 
 class CompletionOperator(BaseBranchOperator):
@@ -77,6 +81,9 @@ class CompletionTrigger(PollingTrigger):
     deferred. A signal with a higher number came from another process, for example from a release.
     """
 
+    _searched_s: float | None = None
+    """When late rows were last searched in the tables of a template; None if only the task did, before it deferred."""
+
     def poll(self) -> tuple[Payload | None, str]:
         """Return an event if the task has work to do, and a sentence on why the next window is not complete."""
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg
@@ -84,5 +91,9 @@ class CompletionTrigger(PollingTrigger):
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
         if has_no_stream(Path(streams), table):
             return {"removed": _removal_message(table)}, ""
-        ready, sentence = windows.ready(table, Path(streams), after=number)
+        now_s = time.monotonic()
+        search = now_s - (self._searched_s or now_s) >= LATE_ROWS_INTERVAL_S
+        ready, sentence = windows.ready(table, Path(streams), after=number, reopened=search)
+        if search or self._searched_s is None:
+            self._searched_s = now_s
         return ({"problem": None} if ready else None), f"{table}: {sentence}"

@@ -1,0 +1,99 @@
+"""`frazil cost`: sums what streams cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import click
+
+from frazil import clock
+from frazil.cli.options import DurationText, any_streams_argument, json_option, streams_option
+from frazil.cli.output import echo, echo_json, echo_table
+from frazil.errors import SpecError
+from frazil.spec.last_valid import declared_streams
+from frazil.spec.units import counted, format_duration, rounded_bytes
+from frazil.status.cost import CostReport, Prices, StreamCost, cost_of
+from frazil.table.parallel import in_parallel
+
+COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
+
+
+@click.command()
+@any_streams_argument
+@streams_option
+@json_option
+@click.option("--by", type=click.Choice(["stream", "owner", "day"]), default="stream", show_default=True)
+@click.option("--last", "period", type=DurationText(), default="1d", show_default=True, help="Commits up to now.")
+@click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    envvar="FRAZIL_PRICES",
+    help="A YAML file of prices (also: FRAZIL_PRICES). Default: list prices of AWS.",
+)
+def cost(  # noqa: PLR0913 - a command's options
+    streams: tuple[str, ...],
+    streams_folder: Path,
+    *,
+    as_json: bool,
+    by: str,
+    period: timedelta,
+    prices_file: Path | None,
+) -> None:
+    """Show the CPU and the storage requests of STREAMS, and their price; without STREAMS, of all.
+
+    Sums the commit records, which have the CPU of a batch's tasks, of the writer and of its JVM. Idle time counts for
+    the next batch. Requests are those to object storage, without a REST catalog's own. Does not include Kafka,
+    Airflow, maintenance, audits and readers. The price of storage is that of the table at its current size.
+
+    \b
+    Example:
+      frazil cost --by owner --last 7d
+    """
+    now_ms = clock.now_ms()
+    specs, errors = declared_streams(streams_folder, now_ms=now_ms)
+    if unknown := sorted(set(streams) - {spec.name for spec in specs}):
+        raise SpecError(f"no stream {unknown[0]!r} is declared in {streams_folder}")
+    chosen = [spec for spec in specs if not streams or spec.name in streams]
+    prices = Prices.load(prices_file) if prices_file else Prices()
+    reports = in_parallel(partial(cost_of, since_ms=now_ms - period // timedelta(milliseconds=1)), chosen)
+    sums = _sums(reports, by)
+    if as_json:
+        found = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}
+        echo_json({"at-ms": now_ms, "by": by, "currency": prices.currency, "costs": found, "errors": errors})
+        return
+    echo_table((by, *COLUMNS), [_row(n, one, prices) for n, one in sums.items()], numbers=frozenset(COLUMNS))
+    stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
+    echo(
+        f"Also {prices.currency}{price:,.4f} to store {rounded_bytes(stored)} for {format_duration(period)}, at the "
+        "tables' current size."
+    )
+    if unmeasured := sum(one.unmeasured for one in sums.values()):
+        echo(f"{counted(unmeasured, 'commit', 'is|are')} of earlier versions of frazil, which measured no cost.")
+    for error in errors:
+        echo(error, err=True)
+
+
+def _sums(reports: Sequence[CostReport], by: str) -> dict[str, StreamCost]:
+    """Return the cost by stream, owner or day, in order of name; streams without an owner are `(none)`."""
+    sums: defaultdict[str, StreamCost] = defaultdict(StreamCost)
+    for report in reports:
+        for day, one in report.days.items():
+            sums[{"stream": report.stream, "owner": report.owner or "(none)"}.get(by, day)] += one
+    return dict(sorted(sums.items()))
+
+
+def _row(name: str, one: StreamCost, prices: Prices) -> tuple[str, ...]:
+    return (
+        name,
+        f"{one.commits:,}",
+        f"{one.cpu_s:,.1f}",
+        f"{one.writes:,}",
+        f"{one.reads:,}",
+        rounded_bytes(one.written_bytes),
+        f"{prices.currency}{one.price(prices):,.4f}",
+    )

@@ -1,0 +1,31 @@
+"""What a batch cost: CPU and requests to storage. The journal keeps it after the batch's snapshot has expired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SUMMARY = {"cpu_ms": "frazil.cpu-ms", "writes": "frazil.storage-writes", "reads": "frazil.storage-reads"}
+"""The keys of a snapshot's summary, by the field of `BatchCost`. The summary's `added-files-size` has the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """The cost of one batch: of its tasks, and of the writer since its previous batch."""
+
+    cpu_ms: int = 0
+    """CPU (ms) of the tasks, and of the writer's process and its JVM. Streams of an application share these two."""
+    writes: int = 0
+    """Requests to object storage that write or list objects."""
+    reads: int = 0
+    """Other requests to object storage, except deletions."""
+
+    def summary(self) -> dict[str, str]:
+        return {key: str(getattr(self, name)) for name, key in SUMMARY.items()}
+
+    def to_json(self) -> list[int]:
+        return [self.cpu_ms, self.writes, self.reads]
+
+    @classmethod
+    def from_json(cls, raw: Iterable[int]) -> BatchCost:
+        return cls(*raw)

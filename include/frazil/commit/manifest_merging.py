@@ -1,0 +1,63 @@
+"""Merges a branch's small manifests as it grows, so that a commit every second leaves few manifests for readers.
+
+Each commit adds a manifest. As soon as `FAN_IN` manifests are of the same size class, the next commit replaces them by
+one manifest of the next class. An entry is thus written at most once for each class, and a commit merges at most
+`MAX_ENTRIES`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+
+from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, recently_written, write_merged
+
+FAN_IN = 32
+"""Number of manifests of one size class that are merged into one."""
+MAX_ENTRIES = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class MergedManifest:
+    """A manifest that lists the live files of others, written for one snapshot."""
+
+    manifest: ManifestFile
+    replaces: frozenset[str]
+    """Paths of the merged manifests."""
+
+    def applied(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
+        """Return the manifests with this one in place of those that it replaces; None if one of these is gone."""
+        others = [one for one in manifests if one.manifest_path not in self.replaces]
+        return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
+
+
+def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
+    """Return the manifests to merge next, with their entries; empty while every class has fewer than `FAN_IN`.
+
+    `manifests` are live. Leaves out those that this process did not write: maintenance merges them.
+    """
+    classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
+    for manifest in manifests:
+        written = recently_written.get(manifest.manifest_path)
+        if written:
+            kind = (manifest.partition_spec_id, manifest.content, written.copied.kind, len(written.entries) < FAN_IN)
+            classes[kind][manifest] = written
+    full = next((found for found in classes.values() if len(found) >= FAN_IN), {})
+    sums = accumulate(len(one.entries) for one in full.values())
+    return {manifest: full[manifest] for manifest, entries in zip(full, sums, strict=True) if entries <= MAX_ENTRIES}
+
+
+def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
+    """Write the manifest that replaces the `mergeable` ones for a snapshot; None without any."""
+    found = mergeable(manifests)
+    if len(found) < 2:
+        return None
+    path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"
+    merged = write_merged(found, path=path, table=table, snapshot_id=snapshot_id)
+    return MergedManifest(merged, frozenset(one.manifest_path for one in found))

@@ -1,0 +1,107 @@
+"""Sums what streams cost, from their commit records, and prices it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from frazil.commit.cost import BatchCost
+from frazil.commit.journal import JournalStore
+from frazil.errors import SpecError
+from frazil.spec.model import StreamSpec
+from frazil.spec.values import Model
+from frazil.spec.yaml_file import read_mapping
+from frazil.table.storage import open_store
+from frazil.table.tables import load_stream_table, state_location
+
+MONTH = timedelta(days=30)
+
+
+class Prices(Model):
+    """Prices in one currency. The defaults are list prices of AWS in us-east-1, in US dollars."""
+
+    currency: str = "$"
+    cpu_hour: float = Field(0.04, ge=0)
+    """An hour of one core."""
+    thousand_writes: float = Field(0.005, ge=0)
+    """A thousand requests that write or list objects."""
+    thousand_reads: float = Field(0.0004, ge=0)
+    gigabyte_month: float = Field(0.023, ge=0)
+    """A gigabyte (10^9 bytes) stored for 30 days."""
+
+    @classmethod
+    def load(cls, path: Path) -> Prices:
+        """Read the prices from a YAML file. Raises SpecError if it is not valid."""
+        try:
+            return cls.model_validate(read_mapping(path))
+        except ValidationError as error:
+            raise SpecError(f"{path} is not a valid file of prices: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCost:
+    """What commits cost: of one stream on one day, or a sum."""
+
+    commits: int = 0
+    unmeasured: int = 0
+    """Commits of earlier versions, whose CPU and requests are unknown."""
+    cpu_s: float = 0.0
+    writes: int = 0
+    reads: int = 0
+    written_bytes: int = 0
+
+    def __add__(self, other: StreamCost) -> StreamCost:
+        return StreamCost(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def price(self, prices: Prices) -> float:
+        requests = self.writes * prices.thousand_writes + self.reads * prices.thousand_reads
+        return self.cpu_s / 3600 * prices.cpu_hour + requests / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """What one stream cost in a period."""
+
+    stream: str
+    owner: str
+    days: dict[str, StreamCost]
+    """The cost of each day with commits, by its UTC date."""
+    stored_bytes: int
+    """Size of the files that the table's newest snapshot has."""
+
+    @property
+    def total(self) -> StreamCost:
+        return sum(self.days.values(), StreamCost())
+
+    def storage_price(self, prices: Prices, period: timedelta) -> float:
+        """Return the price of storing the table at its current size for the period."""
+        return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / MONTH)
+
+
+def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
+    """Sum the cost of a stream's commits since a time. Raises the errors of the catalog and the storage."""
+    owner, table = spec.owner or "", load_stream_table(spec)
+    if table is None:
+        return CostReport(spec.name, owner, {}, 0)
+    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    days: dict[str, StreamCost] = {}
+    for day, cost in _costs(journals, since_ms):
+        days[day] = days.get(day, StreamCost()) + cost
+    head = table.current_snapshot()
+    stored = head.summary.get("total-files-size") if head and head.summary else None
+    return CostReport(spec.name, owner, days, int(stored or 0))
+
+
+def _costs(journals: JournalStore, since_ms: int) -> Iterator[tuple[str, StreamCost]]:
+    """Yield the day and the cost of each batch since a time, newest first."""
+    for journal in journals.records(newest_first=True):
+        if journal.created_at_ms < since_ms:
+            return
+        cost, written = journal.cost or BatchCost(), sum(file.bytes for file in journal.files)
+        day = datetime.fromtimestamp(journal.created_at_ms / 1000, UTC).date().isoformat()
+        unmeasured = int(journal.cost is None)
+        yield day, StreamCost(1, unmeasured, cost.cpu_ms / 1000, cost.writes, cost.reads, written)

@@ -1,0 +1,47 @@
+"""Measures what this process and its JVM have cost since the previous batch, of whichever stream."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frazil.table.storage_requests import StorageRequests, counted_requests
+
+
+@dataclass(slots=True)
+class CostMeter:
+    """The part of a process's cost that no batch has taken yet. The CPU of a start belongs to the first batch."""
+
+    jvm_pid: int | None = None
+    """Process id of the JVM that this process started; None without one."""
+    _taken_s: float = 0.0
+    _requests: StorageRequests = field(default_factory=StorageRequests)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> tuple[float, StorageRequests]:
+        """Return the CPU (s) and the storage requests since the last call."""
+        with self._lock:
+            cpu_s, requests = time.process_time() + _process_cpu_s(self.jvm_pid), counted_requests()
+            before_s, before = self._taken_s, self._requests
+            self._taken_s, self._requests = cpu_s, requests
+        # A JVM that was started again has used less.
+        return max(cpu_s - before_s, 0.0), StorageRequests(
+            requests.writes - before.writes, requests.reads - before.reads
+        )
+
+
+cost_meter = CostMeter()
+
+
+def _process_cpu_s(pid: int | None) -> float:
+    """Return the CPU (s) of another process; 0 if it has ended, or on a system without /proc."""
+    if pid is None:
+        return 0.0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,46 @@
+"""Counts this process's requests to object storage, by the two classes that object stores price."""
+
+from __future__ import annotations
+
+import threading
+from typing import Literal, NamedTuple
+
+Kind = Literal["writes", "reads"]
+"""`writes` are requests that write or list objects; `reads` are all others, except deletions, which cost nothing."""
+
+PART_BYTES = 5 * 2**20
+"""Size from which on Arrow uploads a file in parts of this size."""
+
+
+class StorageRequests(NamedTuple):
+    writes: int = 0
+    reads: int = 0
+
+
+_lock = threading.Lock()
+_counts: dict[Kind, int] = {"writes": 0, "reads": 0}
+
+
+def count_request(kind: Kind, path: str) -> None:
+    """Count one request, unless the path is in a local file system."""
+    if is_remote(path):
+        with _lock:
+            _counts[kind] += 1
+
+
+def counted_requests() -> StorageRequests:
+    """Return the requests of this process so far."""
+    with _lock:
+        return StorageRequests(_counts["writes"], _counts["reads"])
+
+
+def upload_requests(path: str, size_bytes: int) -> int:
+    """Return how many requests the upload of a data file takes: more for a file in parts."""
+    if not is_remote(path):
+        return 0
+    return 1 if size_bytes <= PART_BYTES else 2 + -(-size_bytes // PART_BYTES)
+
+
+def is_remote(path: str) -> bool:
+    scheme, found, _ = path.partition("://")
+    return bool(found) and scheme != "file"

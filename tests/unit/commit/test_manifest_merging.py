@@ -1,0 +1,105 @@
+"""Small manifests are merged as a table grows, and each file stays listed as its own commit listed it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestFile
+
+from frazil.commit import manifest_merging
+from frazil.commit.manifest_writing import recently_written
+from frazil.commit.sweep import bare_path
+from frazil.table.branches import head_of
+from tests.java_rules import check_times
+
+FAN_IN = 4
+
+
+@pytest.fixture(autouse=True)
+def small_fan_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_merging, "FAN_IN", FAN_IN)
+
+
+def manifests(world: Any) -> list[ManifestFile]:
+    table = world.load()
+    head = head_of(table.metadata)
+    return [] if head is None else head.manifests(table.io)
+
+
+def data_files(world: Any) -> dict[str, Any]:
+    """All fields of the listed data files, by path."""
+    contents = [Path(bare_path(one.manifest_path)).read_bytes() for one in manifests(world)]
+    entries: list[Any] = [entry for content in contents for entry in fastavro.reader(io.BytesIO(content))]
+    found = {entry["data_file"]["file_path"]: entry["data_file"] for entry in entries}
+    assert len(found) == len(entries)
+    return found
+
+
+def numbers(world: Any) -> dict[str, tuple[int, int, int]]:
+    """The snapshot and the sequence numbers of each listed file, by path."""
+    io_ = world.load().io
+    entries = [entry for one in manifests(world) for entry in one.fetch_manifest_entry(io_)]
+    return {e.data_file.file_path: (e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in entries}
+
+
+def commit(world: Any, committer: Any, first: int, last: int) -> None:
+    for number in range(first, last):
+        committer.commit(world.stage(committer, {0: (number, number + 1)}))
+
+
+def test_many_commits_leave_few_manifests_and_all_rows(world: Any):
+    committer = world.begin()
+    most = 0
+    for number in range(5 * FAN_IN**2):
+        commit(world, committer, number, number + 1)
+        most = max(most, len(manifests(world)))
+    assert most <= 2 * FAN_IN + 5
+    assert world.rows() == [(0, number) for number in range(5 * FAN_IN**2)]
+    check_times(world.load().metadata)
+
+
+def test_a_merged_file_keeps_its_fields_its_snapshot_and_its_sequence_numbers(world: Any):
+    committer = world.begin()
+    commit(world, committer, 0, FAN_IN)
+    files, before = data_files(world), numbers(world)
+    assert len(manifests(world)) == FAN_IN
+    commit(world, committer, FAN_IN, FAN_IN + 1)
+    assert len(manifests(world)) == 2
+    assert {path: data_files(world)[path] for path in files} == files
+    assert {path: numbers(world)[path] for path in before} == before
+    (merged,) = (one for one in manifests(world) if one.existing_files_count == FAN_IN)
+    assert merged.min_sequence_number == min(sequence for _, sequence, _ in before.values())
+    assert merged.existing_rows_count == FAN_IN
+    assert not merged.added_files_count
+
+
+def test_a_commit_that_lost_the_race_keeps_its_merge_only_for_the_same_manifests(world: Any):
+    committer = world.begin()
+    commit(world, committer, 0, FAN_IN)
+    world.catalog.next_meets(world.compact, table="demo.events")
+    commit(world, committer, FAN_IN, FAN_IN + 1)
+    assert world.rows() == [(0, number) for number in range(FAN_IN + 1)]
+    assert world.manifests() == world.used_manifests()
+    world.catalog.next_fails_before(CommitFailedException("lost"), table="demo.events")
+    commit(world, committer, FAN_IN + 1, 4 * FAN_IN)
+    assert world.rows() == [(0, number) for number in range(4 * FAN_IN)]
+    assert len(data_files(world)) == len(numbers(world))
+    assert world.manifests() == world.used_manifests()
+
+
+def test_manifests_of_an_earlier_process_are_left_to_maintenance(world: Any):
+    committer = world.begin()
+    commit(world, committer, 0, FAN_IN)
+    for one in manifests(world):
+        recently_written.forget(one.manifest_path)
+    commit(world, world.begin(), FAN_IN, 2 * FAN_IN + 1)
+    assert sorted((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests(world)) == [
+        *[1] * (FAN_IN + 1),
+        FAN_IN,
+    ]
+    assert world.rows() == [(0, number) for number in range(2 * FAN_IN + 1)]

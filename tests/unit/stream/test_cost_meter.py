@@ -1,0 +1,49 @@
+"""Each batch takes what its process cost since the batch before, and nothing is taken twice."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from frazil.stream.cost_meter import CostMeter
+from frazil.stream.engine import read_answers
+from frazil.table.storage_requests import count_request, upload_requests
+from tests.unit.stream.test_shuffled_answers import VALID, answered
+
+
+def test_cpu_and_requests_are_taken_once():
+    meter = CostMeter()
+    meter.take()
+    count_request("writes", "s3://bucket/a")
+    count_request("reads", "s3://bucket/a")
+    count_request("writes", "file:///a")
+    count_request("writes", "/a")
+    end_s = time.process_time() + 0.02
+    while time.process_time() < end_s:
+        pass
+    cpu_s, requests = meter.take()
+    assert cpu_s >= 0.02
+    assert requests == (1, 1)
+    assert meter.take()[1] == (0, 0)
+
+
+def test_another_process_counts_too_and_one_that_ended_counts_nothing():
+    meter = CostMeter(jvm_pid=os.getpid())
+    assert meter.take()[0] > time.process_time()
+    meter.jvm_pid = 2**22 + 1  # above the highest process id
+    assert meter.take()[0] == 0.0
+
+
+def test_large_files_are_uploaded_in_parts():
+    assert [upload_requests("s3://b/f", size) for size in (1, 5 * 2**20, 5 * 2**20 + 1)] == [1, 1, 4]
+    assert upload_requests("file:///f", 1) == 0
+
+
+def test_tasks_of_other_processes_have_their_own_cpu():
+    found = answered(*[{**answer, "cpu_s": 0.25, "pid": -1} for answer in VALID])
+    assert [one.cpu_s for one in found] == [0.5, 0.5]
+    assert [one.cpu_s for one in answered(*[{**answer, "cpu_s": 1.0, "pid": os.getpid()} for answer in VALID])] == [
+        0,
+        0,
+    ]
+    assert read_answers([]) == ()
