@@ -256,7 +256,7 @@ def test_a_lag_that_cannot_be_read_is_unknown_and_reported_where_its_alert_is_de
     said = "the lag of stream s cannot be read, so no alert about it fires: Kafka does not respond"
     assert beyond(unknown, settings)["unmeasured:s"] == said
     assert "unmeasured:s" not in beyond(stream(lag=7), settings)
-    assert "unmeasured:s" not in beyond(unknown), "freshness reports it"
+    assert "unmeasured:s" not in beyond(unknown, Maintenance()), "freshness reports it"
     before = AlertStates({"lag:s": AlertState(NOW_MS - 1, active=True)})
     (active,) = (a for a in step(before, unknown, settings, now_ms=NOW_MS).active if a.rule == "lag:s")
     assert (active.value, active.sentence) == (
